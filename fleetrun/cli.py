@@ -1,4 +1,6 @@
-"""The command: argv to settings to exit code. The only place that prints errors and exits."""
+"""Turn the command line into settings, and the settings into an exit code. Only this module prints errors and
+exits.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ Run = Callable[[Resolved], int]
 
 
 def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineValues = no_engine) -> int:
-    """Run the command line in this environment; return the exit code.
+    """Run the command line in this environment and return the exit code.
 
-    `engine_values`: what the engine that started this process, if any, sets.
+    `engine_values`: the settings by the scheduler that started this process, if any.
     """
     try:
         return _command(argv, environ, run, engine_values)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _discard(sys.stdout)  # or Python would complain when it flushes at exit
+        _discard(sys.stdout)  # else Python reports an error when it flushes at exit
         return 141
     except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
         if isinstance(error, OSError) and (known := _known(error)):
@@ -60,7 +62,7 @@ _EXHAUSTED = {
 
 
 def _known(error: OSError) -> LaunchError | None:
-    """Return the error to report for one that may come from any call."""
+    """Return the error to report for an OSError that any call may raise."""
     if error.errno in _EXHAUSTED:
         return LaunchError(f"cannot continue: {error.strerror}", hint=_EXHAUSTED[error.errno])
     try:
@@ -72,7 +74,7 @@ def _known(error: OSError) -> LaunchError | None:
 
 def _command(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineValues) -> int:
     if environ.get("_FLEETRUN_COMPLETE"):
-        from fleetrun import completion  # imports click, which launching does without
+        from fleetrun import completion  # imports click, which a launch does not need
 
         return completion.answer(environ["_FLEETRUN_COMPLETE"])
     if not argv:
@@ -113,7 +115,9 @@ def _save(resolved: Resolved, name: str) -> None:
 
 
 def _job_file(line: command_line.CommandLine, environ: Environ) -> JobFile:
-    """The job file of --config, or of the engine that started this process, if there is one."""
+    """Return the job file of --config, or the job file of the scheduler that started this process, if one
+    exists.
+    """
     named = line.last("config")
     carried = environ.get(JOB_FILE, "") and not inside_container(environ)
     if named is None and not carried:
@@ -128,8 +132,8 @@ def _job_file(line: command_line.CommandLine, environ: Environ) -> JobFile:
 
 
 def _answer(action: Choice, alone: bool) -> None:
-    """Print what `-h`, `--help`, `--version` or `--show_completion` asks for. `alone`: there is no guard, and
-    a pager can have the terminal.
+    """Print the answer to `-h`, `--help`, `--version` or `--show_completion`. `alone`: no guard runs, so a
+    pager can have the terminal.
     """
     if action.option.name == "help":
         from fleetrun import help
@@ -153,8 +157,8 @@ def _answer(action: Choice, alone: bool) -> None:
 
 
 def _report(error: LaunchError) -> None:
-    """`fleetrun: error: MESSAGE` and the hint, wrapped on a terminal. Control characters in them are
-    escaped.
+    """Print `fleetrun: error: MESSAGE` and the hint, wrapped on a terminal. Control characters
+    are escaped.
     """
     from fleetrun.console.text import printable
 
@@ -170,7 +174,7 @@ def _report(error: LaunchError) -> None:
 
 
 def _columns(stream: TextIO | None) -> int | None:
-    """The width of a terminal; None for anything else."""
+    """Return the width of a terminal, or None for other streams."""
     if stream is None or not stream.isatty():
         return None
     try:
@@ -180,13 +184,15 @@ def _columns(stream: TextIO | None) -> int | None:
 
 
 def _asked_columns() -> int | None:
-    """COLUMNS, when it is a width that lines can have."""
+    """Return COLUMNS if its value is a possible width of lines."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and 20 <= int(columns) < 10_000 else None
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write to a stream that may be closed (None), a broken pipe (raised) or full (an error)."""
+    """Write to a stream. None stands for a closed stream. A broken pipe raises, and a full disk
+    is an error.
+    """
     if stream is None:
         return
     try:
@@ -201,7 +207,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _discard(stream: TextIO | None) -> None:
-    """Send what is still buffered for a dead stream to /dev/null."""
+    """Send the buffered output of a dead stream to /dev/null."""
     if stream is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

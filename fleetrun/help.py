@@ -1,4 +1,4 @@
-"""What `fleetrun`, `-h`, `--help` and `fleetrun help` print, laid out for a width."""
+"""Print the texts of `fleetrun`, `-h`, `--help` and `fleetrun help`, laid out for a width."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fleetrun.verbs import FAMILIES, VERBS
 
 NARROWEST, WIDEST = 60, 80
 _TWO_COLUMNS = 76
-"""From this width on, descriptions are printed next to the options, else below them."""
+"""From this width on, descriptions are next to the options, else below them."""
 
 USAGE = "usage: fleetrun [run] [OPTIONS] SCRIPT [ARGUMENTS]"
 
@@ -54,7 +54,7 @@ fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish
 
 
 class Style:
-    """Bold headings and coloured names, as cargo has them; plain text without colours."""
+    """A style with bold headings and coloured names, as in cargo, or plain text without colours."""
 
     def __init__(self, colours: bool) -> None:
         self.colours = colours
@@ -70,7 +70,7 @@ PLAIN = Style(False)
 
 
 def style_of(terminal: bool) -> Style:
-    """For stdout: NO_COLOR and TERM=dumb as usual."""
+    """Return the style for stdout, which follows NO_COLOR and TERM=dumb."""
     return Style(terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
 
@@ -78,7 +78,7 @@ def style_of(terminal: bool) -> Style:
 
 
 def short_help(style: Style = PLAIN) -> str:
-    """At most 30 lines of 80 columns."""
+    """Return the short help: at most 30 lines of 80 columns."""
     lines = [style.heading("usage:") + USAGE.partition(":")[2], ""]
     lines += [f"  {style.name(f'{typed:<50}')}{meaning}" for typed, meaning in _EXAMPLES]
     lines += ["", style.heading("options") + " (all of them: fleetrun --help)"]
@@ -112,7 +112,7 @@ _ELSEWHERE = (Group.PADDLE, Group.TORCHRUN)
 
 
 def long_help(columns: int, style: Style = PLAIN) -> str:
-    """All of `--help` for a terminal of this width."""
+    """Return the whole text of `--help` for a terminal of this width."""
     width = _width(columns)
     usage = style.heading("usage:") + USAGE.partition(":")[2]
     parts = [usage, *_paragraphs(_INTRODUCTION, width)]
@@ -140,8 +140,8 @@ def _row(word: str, text: str, width: int, style: Style, column: int = 12) -> st
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> str:
-    """`text` in lines of at most `width`, broken at spaces only: a longer word stays whole."""
-    from textwrap import fill  # late: a launch wraps nothing
+    """Break `text` into lines of at most `width`, at spaces only. A longer word stays whole."""
+    from textwrap import fill  # late: a launch wraps no text
 
     return fill(
         text,
@@ -183,7 +183,7 @@ def _description(option: Option) -> str:
     return f"{option.help} [{'; '.join(notes)}]" if notes else option.help
 
 
-# ---- Topics, out of the documentation
+# ---- Topics, from the documentation
 
 TOPICS: Mapping[str, str] = {
     "install": "install requirements extras pip docker upgrade | Requirements, extras, GPU builds, Docker.",
@@ -249,7 +249,7 @@ TOPICS: Mapping[str, str] = {
     "from-torchrun": "torchrun from-torchrun torchelastic | Options of torchrun.",
     "glossary": "glossary words terms | The words of the documentation.",
 }
-"""Pages of docs/, or `page#heading`: words for each, of which the first is its name, and what it is about."""
+"""Pages of docs/, or `page#heading`, with their words and subjects. The first word names the topic."""
 
 WORDS = {word: page for page, row in TOPICS.items() for word in row.partition(" | ")[0].split()}
 
@@ -292,7 +292,7 @@ _BEFORE = {
 
 
 def topics(columns: int, style: Style = PLAIN) -> str:
-    """List the topics, one on a line."""
+    """List the topics, one per line."""
     width = _width(columns)
     rows = [
         _row(words.split()[0], text, width, style, 17)
@@ -306,7 +306,7 @@ def _is_page(name: str) -> bool:
 
 
 def _pages() -> Path:
-    """The documentation: of a clone, else as it was installed. Raises UsageError."""
+    """Return the directory of the documentation, in a clone or as installed. Raises UsageError."""
     clone = Path(__file__).parents[1] / "docs"
     if (clone / "launch.md").exists():
         return clone
@@ -322,12 +322,12 @@ def _pages() -> Path:
 
 
 def _slug(text: str) -> str:
-    """The anchor of the heading in the first line, as the site has it."""
+    """Return the anchor of the heading in the first line, as on the site."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", text.partition("\n")[0]).strip().lower())
 
 
 def _level(text: str) -> int:
-    """The level of its first heading: 1 for a page."""
+    """Return the level of the first heading: 1 for a page."""
     found = re.search(r"^(#+) ", text, re.MULTILINE)
     return len(found[1]) if found is not None else 1
 
@@ -344,7 +344,7 @@ def _section(text: str, anchor: str) -> str:
 
 
 def _tables(page: str, section: str) -> str:
-    """Return what the table of options adds to a page or a section, as Markdown."""
+    """Return the part of a page or a section that comes from the table of options, as Markdown."""
     if section == "variables":
         tables = [
             f"\n#### {group}\n\n{_table('option', 'variables', rows)}"
@@ -393,7 +393,7 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
     from rich.text import Text
 
     class Code(CodeBlock):
-        """Whole lines, so that a command can be copied from a narrow terminal."""
+        """A code block with whole lines, so that you can copy a command from a narrow terminal."""
 
         def __rich_console__(self, *_: object) -> Iterator[Text]:
             yield Text(str(self.text).rstrip(), "cyan", no_wrap=True, overflow="ignore")
@@ -412,7 +412,7 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
 
 
 def _reference(page: str, link: re.Match[str]) -> str:
-    """A link to a page as the command that prints it; others as their text."""
+    """Replace a link to a page by the command that prints the page, and any other link by its text."""
     text, target = link.groups()
     if link.group().startswith("!"):
         return ""
@@ -425,7 +425,7 @@ def _reference(page: str, link: re.Match[str]) -> str:
 
 
 def page(text: str) -> None:
-    """What is longer than the terminal, in the user's pager."""
+    """Print a text. A text that is longer than the terminal goes to the user's pager."""
     import click
 
     os.environ.setdefault("LESS", "FRX")  # a text that fits is printed and stays

@@ -1,5 +1,5 @@
-"""The console for programs: one JSON object per line on stdout, for each event of the record, each line of a
-container that is shown, and each message of fleetrun. See docs/events.md.
+"""Print JSON lines for programs: one object for each event of the event log, each shown line of a process,
+and each message of fleetrun. See docs/events.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class JsonConsole(Console):
         return self._write_event
 
     def _write_event(self, line: bytes) -> None:
-        """Progress is dropped while stdout is not read: it would pile up without end."""
+        """Write an event. While nobody reads stdout, progress is dropped, because it would grow without
+        limit.
+        """
         if self.out.room or _PROGRESS not in line[:_HEAD]:
             self._write(line)
 
@@ -30,7 +32,7 @@ class JsonConsole(Console):
         return partial(self._write_lines, name), False
 
     def opening(self, text: str) -> None:
-        """A program gets the event `launch`."""
+        """Print nothing, because a program gets the event `launch`."""
 
     def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
         if self.enabled(level):

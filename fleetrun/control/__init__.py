@@ -1,1 +1,1 @@
-"""The socket at which a running launcher answers `fleetrun status`, `stop` and the like."""
+"""Answer `fleetrun status`, `stop` and similar commands at the socket of a running launcher."""

@@ -1,7 +1,7 @@
-"""Running launches as commands see them: finds their sockets, asks them within a limit of time, and waits for
-their end, or ends by signal those that do not answer. Knows no command.
+"""Find the sockets of running launches, send them requests within a time limit, and wait for their end. A
+launcher that does not answer can be ended by signal. This module defines no commands.
 
-A launcher that was killed leaves its sockets; a command that finds one without a listener removes it.
+A killed launcher leaves its sockets. A command that finds a socket without a listener removes it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fleetrun.frozen import frozen_by_name
 from fleetrun.proc import read_stat, readable
 from fleetrun.record.history import names
 
-# ---- Asking a running launcher
+# ---- Requests to a running launcher
 
 _LONGEST = 64 << 20
 
 
 STOPPED = "it is stopped (Ctrl-Z)"
-"""Why a launcher does not answer that only has to be continued."""
+"""The reason of a launcher that is stopped and does not answer. `fg` or SIGCONT continues it."""
 
 
 class NoAnswer(Exception):
-    """Why a launcher did not answer. `pid` is its process, 0 when that is not known."""
+    """The launcher did not answer, for the reason in the message. `pid` is its process, or 0 if unknown."""
 
     def __init__(self, why: str, pid: int = 0) -> None:
         super().__init__(why)
@@ -43,17 +43,17 @@ class NoAnswer(Exception):
 
 
 class Gone(NoAnswer):
-    """There is no launcher, or it has ended."""
+    """The launcher does not exist, or has ended."""
 
 
 def ask(path: Path, request: Fields, timeout: float) -> Document:
-    """What the launcher with this control socket answers within `timeout` seconds. Raises NoAnswer."""
+    """Return the answer of the launcher with this control socket. Raises NoAnswer after `timeout` seconds."""
     return Question(path, request, time.monotonic() + timeout).answer()
 
 
 def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[Document | NoAnswer]:
-    """The same of several, in their order, within one `timeout`: all are asked before the first is waited
-    for.
+    """Ask several launchers within one `timeout`, and return their answers in order. All requests go out
+    before the first wait.
     """
     deadline = time.monotonic() + timeout
     asked: list[Question | NoAnswer] = []
@@ -72,7 +72,7 @@ def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[Docu
 
 
 class Question:
-    """Asked, and perhaps not yet answered. Raises NoAnswer."""
+    """A request that was sent, perhaps without an answer so far. Raises NoAnswer."""
 
     def __init__(self, path: Path, request: Fields, deadline: float) -> None:
         self.pid = 0
@@ -102,11 +102,11 @@ class Question:
             raise NoAnswer("it runs in another container, whose processes are not visible from here")
         if _stopped(self.pid):
             raise NoAnswer(STOPPED, self.pid)
-        with suppress(OSError):  # then it has gone, which the answer shows
+        with suppress(OSError):  # if the launcher has ended, the answer shows this
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def answer(self) -> Document:
-        """Wait for it; only once."""
+        """Wait for the answer. You may call it only once."""
         with self._socket:
             line = self._line()
         try:
@@ -135,13 +135,15 @@ class Question:
         return bytes(said)
 
     def _patience(self) -> None:
-        """Of the socket, for the next step: what is left, or a look without waiting."""
+        """Set the socket's timeout for the next step: the remaining time, or a look without waiting."""
         self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
 
 def _seen_from_here(answer: Document, pid: int) -> Document:
-    """A launcher in a container of its own (another pid namespace) calls processes by numbers that are those
-    of others here. The kernel knows its own, `pid`; the others are not known then.
+    """Correct the process IDs in an answer.
+
+    A launcher in another pid namespace uses IDs that belong to other processes here. The kernel reports the
+    ID of the launcher here, `pid`. The IDs of the other processes are then unknown.
     """
     said = answer.get("pid")
     if said == pid or not isinstance(said, int) or not 0 < said < 1 << 31:
@@ -154,23 +156,24 @@ def _seen_from_here(answer: Document, pid: int) -> Document:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether this process is stopped, so that waiting for it is useless."""
+    """Return True if this process is stopped, which makes a wait for it useless."""
     try:
         return read_stat(pid).state in "Tt"
     except ProcessLookupError:
         return False
 
 
-# ---- Sockets of running launches. A launcher that was killed leaves its sockets; a client that finds no
-# listener removes them
+# ---- Sockets of running launches. A killed launcher leaves its sockets. A client that finds a socket without
+# a listener removes it.
 
 SUFFIX = ".sock"
 
 
 def run_folders(environ: Environ) -> list[Path]:
-    """Where this user's launches may be: a login, cron and sudo do not agree about XDG_RUNTIME_DIR.
+    """Return the directories with this user's launches. A login, cron and sudo set XDG_RUNTIME_DIR
+    differently.
 
-    A folder that somebody chose is the only one.
+    A directory that somebody chose is the only one.
     """
     first = files.run_folder(environ)
     login = Path(f"/run/user/{os.getuid()}/fleetrun")
@@ -179,7 +182,7 @@ def run_folders(environ: Environ) -> list[Path]:
 
 
 def trusted(folder: Path) -> bool:
-    """Whether it is a folder of this user that no other user can write to."""
+    """Return True if only this user can write to this directory."""
     try:
         found = folder.lstat()
     except OSError:
@@ -188,7 +191,7 @@ def trusted(folder: Path) -> bool:
 
 
 def control_sockets(folder: Path) -> list[Path]:
-    """The control sockets in it, in the order of their names; of a folder that cannot be trusted none."""
+    """Return the control sockets in a directory, sorted by name. An untrusted directory has none."""
     if not trusted(folder):
         return []
     try:
@@ -205,8 +208,8 @@ def _is_socket(path: Path) -> bool:
 
 
 def remove_dead_sockets(path: Path) -> None:
-    """Remove what a dead launcher has left: its control socket, on which no process listens, and those for
-    progress and memory.
+    """Remove the sockets of a dead launcher: the control socket, and the sockets for progress and memory. A
+    socket is dead if no process listens.
     """
     for left in (path, path.with_suffix(".progress"), path.with_suffix(".memory")):
         if _is_socket(left) and _dead(left):
@@ -215,7 +218,7 @@ def remove_dead_sockets(path: Path) -> None:
 
 
 def _dead(path: Path) -> bool:
-    """Whether no process has this socket open."""
+    """Return True if no process has this socket open."""
     kind = {SUFFIX: socket.SOCK_STREAM, ".memory": socket.SOCK_SEQPACKET}.get(path.suffix, socket.SOCK_DGRAM)
     with socket.socket(socket.AF_UNIX, kind) as probe, suppress(OSError):
         probe.setblocking(False)
@@ -230,15 +233,15 @@ def _dead(path: Path) -> bool:
 # ---- Running launches of this user
 
 TIMEOUT = 6.0
-"""Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
+"""Seconds in which all launchers answer, unless they are very busy. A disk may delay a launcher for three."""
 
 
 @frozen_by_name
 class Running:
-    """One launch. Times are seconds since the epoch.
+    """A running launch. Times are seconds since the epoch.
 
-    `status` is its answer, empty when there was none; `silence` says why then, and what is known of it was
-    found from outside: `job` may be empty.
+    `status` is the answer of the launcher. Without an answer, `status` is empty and `silence` gives the
+    reason. The other fields then come from outside, and `job` may be empty.
     """
 
     job: str
@@ -256,19 +259,19 @@ class Running:
 
     @property
     def cwd(self) -> str:
-        """Where it was started."""
+        """The directory in which the launch was started."""
         return str(self.status.get("cwd") or "")
 
     @property
     def record(self) -> Path:
-        """The journal of this launch."""
+        """The event log of this launch."""
         from fleetrun.record.journal import journal_path
 
         return journal_path(self.log_dir, self.job, self.pod)
 
 
 def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running]:
-    """All of them, the oldest first. What launchers that were killed have left is taken away."""
+    """Return all running launches, oldest first. Remove the sockets of killed launchers."""
     paths = [path for folder in run_folders(environ) for path in control_sockets(folder)]
     found = []
     for path, answer in zip(paths, ask_all(paths, {"ask": "status"}, timeout), strict=True):
@@ -282,7 +285,7 @@ def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running
 
 
 def _answered(path: Path, status: Document) -> Running:
-    """One that says something else than the name of its socket is somebody's joke, and not listened to."""
+    """Return the launch of an answer. An answer with another name than its socket is not trusted."""
     job, log_dir, started = status.get("job"), status.get("log_dir"), status.get("started")
     pid = status.get("pid")
     sound = isinstance(job, str) and isinstance(log_dir, str) and isinstance(pid, int) and 0 < pid < 1 << 31
@@ -300,7 +303,9 @@ def _answered(path: Path, status: Document) -> Running:
 
 
 def _silent(path: Path, pid: int, why: str) -> Running:
-    """Its record is open in the launcher: that tells its name and place."""
+    """Return a launch without an answer. The event log, open in the launcher, shows its name and
+    directory.
+    """
     record = _record_of(pid, path.stem)
     known = names(record) if record is not None else None
     return Running(
@@ -326,12 +331,12 @@ def _record_of(pid: int, pod: str) -> Path | None:
     return None
 
 
-# ---- The end of a launcher and its guard; asking by signal
+# ---- The end of a launcher and its guard, and requests by signal
 
 
 class Watched:
-    """A launcher and the guard that is its parent, from a moment at which both ran. A pid that is not there
-    is over already.
+    """A launcher and the guard that is its parent, from a moment at which both ran. A missing process counts
+    as ended.
     """
 
     def __init__(self, launcher: int) -> None:
@@ -342,12 +347,12 @@ class Watched:
                     self._pidfds.append(os.pidfd_open(pid))
 
     def wait(self) -> None:
-        """Until both are gone: the guard ends what the launcher left."""
+        """Wait until both have ended, because the guard ends the remaining processes of the launcher."""
         for fd in self._pidfds:
             readable(fd, -1)
 
     def ending(self) -> bool:
-        """Whether one of them is gone since: the other follows."""
+        """Return True if one of them has ended. The other one follows."""
         return any(map(readable, self._pidfds))
 
     def over(self) -> bool:
@@ -360,7 +365,7 @@ class Watched:
 
 
 def guard_of(launcher: int) -> int:
-    """The parent of this process, if it is a guard; else 0."""
+    """Return the parent of this process, if the parent is a guard, else 0."""
     try:
         parent = read_stat(read_stat(launcher).parent)
     except ProcessLookupError:
@@ -369,14 +374,15 @@ def guard_of(launcher: int) -> int:
 
 
 def ask_by_signal(launcher: int, now: bool) -> bool:
-    """End a launcher that cannot be asked; False when it cannot be reached. It is continued if it is stopped.
+    """End a launcher that does not answer. Return False if the launcher cannot be reached. A stopped launcher
+    continues.
 
-    By SIGTERM to the guard, which hands it on. `now`: by SIGKILL to the launcher, and the guard kills what
-    that leaves. The first signal may be the end of both before the second is sent.
+    The guard gets SIGTERM and passes it on. `now`: the launcher gets SIGKILL, and the guard kills the rest.
+    The first signal may end both before the second signal is sent.
     """
     with contextlib.ExitStack() as stack:
         try:
-            it = _held(launcher, stack)  # first: from here on the pid cannot be reused
+            it = _held(launcher, stack)  # first, because from here on the pid cannot be reused
             guard = guard_of(launcher)
             if guard <= 1:
                 return False
@@ -390,7 +396,7 @@ def ask_by_signal(launcher: int, now: bool) -> bool:
 
 
 def _held(pid: int, stack: contextlib.ExitStack) -> int:
-    """A pidfd, closed with the stack."""
+    """Return a pidfd that closes with the stack."""
     pidfd = os.pidfd_open(pid)
     stack.callback(os.close, pidfd)
     return pidfd

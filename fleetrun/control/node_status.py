@@ -1,5 +1,5 @@
-"""The status of a job on its other machines, packed into as few bytes as possible, and unpacked. Nothing in
-it is trusted: another machine may send anything.
+"""Pack the status of a job on its other nodes into as few bytes as possible, and unpack it. Nothing in a
+packed status is trusted, because another node may send anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from fleetrun.record.journal import objects_in, plain
 Status = Document
 
 MANY = 16
-"""Of more machines than that each says only how many processes it has, unless more is asked for."""
+"""With more nodes than this, each node reports only the number of its processes, unless the user
+wants more.
+"""
 
 _OF_A_NODE = ("pod", "pid", "log_dir", "started", "elapsed", "state", "why", "restarts")
 _OF_A_CONTAINER = (
@@ -32,8 +34,10 @@ _WRONG = (ValueError, RecursionError, zlib.error)
 
 
 def summary(status: Fields) -> Status:
-    """Of one machine: `states` counts its processes, `up` those that run; `step` is that of the slowest,
-    `rate` the samples per second of all of them.
+    """Summarize the status of one node.
+
+    `states` counts the processes by state, and `up` the running ones. `step` is the step of the slowest
+    process. `rate` is the samples per second of all processes.
     """
     containers = status["containers"]
     steps = [each["step"] for each in containers if each["step"] is not None]
@@ -49,8 +53,9 @@ def summary(status: Fields) -> Status:
 
 
 def pack(status: Fields, brief: bool, most: int) -> bytes:
-    """What a machine says, in at most so many bytes; `left_out` processes had no room. The tables of its
-    servers are the first to be left out, then how late the job's ranks are, where that is known.
+    """Pack the status of a node into at most `most` bytes. `left_out` counts the processes that did not fit.
+
+    The tables of the node's servers are dropped first, then the lateness of the job's ranks.
     """
     containers = [_packed_container(each) for each in status["containers"]]
     said = summary(status)
@@ -63,7 +68,7 @@ def pack(status: Fields, brief: bool, most: int) -> bytes:
         if len(data) <= most:
             return data
         long = next((name for name in ("hot", "tables") if any(each.get(name) for each in containers)), None)
-        if long is not None:  # before any process is left out
+        if long is not None:  # before any process is dropped
             containers = [{**each, long: None} for each in containers]
             continue
         if late and not brief:
@@ -80,7 +85,7 @@ def _packed_container(container: Fields) -> Status:
 
 
 def unpack(data: bytes) -> Status | None:
-    """The known fields, each of a form in which it does no harm. None: it is nothing that a machine says."""
+    """Unpack the known fields, each in a harmless form. Return None if no node can have sent this."""
     try:
         said = json.loads(zlib.decompressobj().decompress(data, _UNPACKED))
     except _WRONG:
@@ -126,7 +131,9 @@ def _plain(said: Status, names: Iterable[str]) -> Status:
 
 
 def with_answers(status: Status, found: Mapping[int, bytes | None], within: float) -> Status:
-    """A status in which each node has what it said, still packed (`packed`), or why it did not (`silent`)."""
+    """Return a status in which each node has its packed answer (`packed`), or the reason of its silence
+    (`silent`).
+    """
     silent = f"no answer within {within:g} s"
     nodes = []
     for node in status["nodes"]:
@@ -140,8 +147,8 @@ def with_answers(status: Status, found: Mapping[int, bytes | None], within: floa
 
 
 def unfolded(status: Fields) -> Status:
-    """Unpacked for the command that asked: each node with its fields, this one's too. Unknown ones are left
-    as they are.
+    """Unpack a status for the command that requested it: each node, this one too, gets its fields. Unknown
+    fields stay unchanged.
     """
     return {**status, "nodes": [_unfolded(each, status) for each in objects_in(status, "nodes")]}
 
@@ -165,7 +172,7 @@ def _unfolded(node: Status, status: Fields) -> Status:
 
 
 def sound_summary(status: Fields) -> Status:
-    """`summary` of what may be of any form: as far as it goes."""
+    """Return the `summary` of a status of any form, or an empty one."""
     try:
         return summary(status)
     except (LookupError, TypeError):

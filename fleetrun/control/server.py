@@ -1,9 +1,8 @@
-"""The control socket of a running launcher, and what it answers: the status of the job, and the request to
-end.
+"""Answer requests at the control socket of a running launcher: the status of the job, and the request to end.
 
-One line of JSON, one line back, and the connection is over. Only this user and root are answered. Nothing
-here waits: a client that asks slowly, or does not read the answer, is dropped after a while, and costs the
-job nothing. `JobStatus` is the status of the job on this machine; `Control` connects socket, status and job.
+A client sends one line of JSON and gets one line back, and the connection ends. Only this user and root get
+an answer. The server never waits: a slow client is disconnected after a while, and costs the job nothing.
+`JobStatus` is the status of the job on this node. `Control` connects socket, status and job.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ if TYPE_CHECKING:
     from fleetrun.envs.progress_report import Report
 
 
-# ---- The socket: one line of JSON, one line back. Only this user and root may connect. A client that asks
-# or reads slowly is disconnected after a while
+# ---- The socket: one line of JSON, one line back. Only this user and root may connect. A slow client is
+# disconnected after a while.
 
 Message = Document
 Say = Callable[[Message], None]
 Later = Callable[[Say], None]
-"""Calls its argument once, with the answer, when that is known."""
+"""Calls its argument once with the answer, as soon as the answer exists."""
 
 Answer = Callable[[Message], Message | Later]
 
 PATIENCE = 10.0  # seconds for a whole conversation
-MOST = 64  # conversations at a time; one more, and the oldest is over
-LONGEST = 64 << 10  # bytes of a question
-_PAUSE = 1.0  # seconds before it listens again, when there was no descriptor for a caller
+MOST = 64  # conversations at a time; another one ends the oldest
+LONGEST = 64 << 10  # bytes of a request
+_PAUSE = 1.0  # seconds before it listens again, after it had no descriptor for a client
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
-    """From its creation on people can ask. Raises OSError when the socket cannot be made."""
+    """A server that accepts requests from its creation on. Raises OSError if the socket cannot be made."""
 
     def __init__(self, loop: Loop, path: Path, answer: Answer) -> None:
         self.path = path
         self._loop = loop
         self._answer = answer
-        self._talks: dict[_Talk, None] = {}  # the oldest first
+        self._talks: dict[_Talk, None] = {}  # oldest first
         self._pause: Timer | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -70,7 +69,7 @@ class Server:
         loop.add(self._socket.fileno(), self._called)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the socket and all conversations. You may call it twice."""
         if self._socket.fileno() < 0:
             return
         for talk in list(self._talks):
@@ -87,7 +86,7 @@ class Server:
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED:  # it would be readable again at once, without end
+            if error.errno in _EXHAUSTED:  # the socket would be readable again immediately, without end
                 self._loop.remove(self._socket.fileno())
                 self._pause = self._loop.after(_PAUSE, self._listen_again)
             return
@@ -103,9 +102,9 @@ class Server:
 
 
 def _listen(made: socket.socket, path: Path) -> int:
-    """Bind and listen, and only then take the name: a command removes a socket without a listener.
+    """Bind and listen before the socket gets its name, because a command removes a socket without a listener.
 
-    Returns the number of its inode.
+    Return the number of its inode.
     """
     aside = path.with_name(f".{path.name}")
     aside.unlink(missing_ok=True)
@@ -117,12 +116,12 @@ def _listen(made: socket.socket, path: Path) -> int:
 
 
 def may_ask(uid: int, own: int) -> bool:
-    """Whether this user is answered by a launcher of the user `own`."""
+    """Return True if a launcher of the user `own` answers this user."""
     return uid in (0, own)
 
 
 class _Talk:
-    """One caller, from its first byte to the last of the answer."""
+    """The conversation with one client, from its first byte to the last byte of the answer."""
 
     def __init__(
         self, loop: Loop, caller: socket.socket, answer: Answer, over: Callable[[_Talk], None]
@@ -139,7 +138,7 @@ class _Talk:
         loop.add(caller.fileno(), self._hear, READ)
 
     def end(self) -> None:
-        """An answer that comes later is dropped."""
+        """End the conversation. A later answer is dropped."""
         self._limit.cancel()
         self._loop.remove(self._caller.fileno())
         self._caller.close()
@@ -165,7 +164,7 @@ class _Talk:
             self.end()
 
     def _say(self, answer: Message) -> None:
-        """The client may be gone."""
+        """Send an answer. The client may have disconnected."""
         if self._caller.fileno() < 0:
             return
         self._left = memoryview(json.dumps(plain(answer)).encode() + b"\n")
@@ -177,7 +176,7 @@ class _Talk:
             sent = self._caller.send(self._left)
         except BlockingIOError:
             return
-        except OSError:  # the client is gone
+        except OSError:  # the client has disconnected
             self.end()
             return
         self._left = self._left[sent:]
@@ -186,7 +185,7 @@ class _Talk:
 
 
 def _answered(line: bytes | None, answer: Answer, asker: tuple[int, int]) -> Message | Later:
-    """`asker`, the process and user that ask, goes with the question."""
+    """Answer a line. The question carries `asker`, the process and user of the client."""
     if line is None:
         return {"error": f"a question has at most {LONGEST} bytes"}
     try:
@@ -198,14 +197,14 @@ def _answered(line: bytes | None, answer: Answer, asker: tuple[int, int]) -> Mes
     return answer({**question, "asker": asker})
 
 
-# ---- The status of the job on this machine
+# ---- The status of the job on this node
 
 STATUS_VERSION = 1
-"""Of the answer. A later one may have more fields, and has all of these."""
+"""The version of the answer. A later version has all fields of this one, and may have more."""
 
 
 class Reports(Protocol):
-    """Where the reports of processes arrive; containers go by their names (`trainer.0`)."""
+    """The source of the processes' reports. Processes go by their names (`trainer.0`)."""
 
     def latest(self, container: str, /) -> Report | None: ...
     def age(self, container: str, /) -> float | None: ...
@@ -213,9 +212,10 @@ class Reports(Protocol):
 
 
 class JobStatus(State):
-    """The state, which follows from the record, and what the processes and their reports add at the moment.
+    """The state of the job, which follows from the event log, with the present values of processes and
+    reports.
 
-    `clock` is that of the record.
+    `clock` is the clock of the event log.
     """
 
     def __init__(self, reports: Reports | None = None, clock: Clock = time.time) -> None:
@@ -227,7 +227,7 @@ class JobStatus(State):
         self._pod: Pod | None = None
 
     def set_pod(self, pod: Pod) -> None:
-        """This pod is next."""
+        """Prepare for the next pod."""
         self._pod = pod
 
     def handle(self, line: Fields) -> None:
@@ -240,7 +240,7 @@ class JobStatus(State):
         return round(self._clock() - self._began, 3)
 
     def fields(self) -> Document:
-        """The answer to `status`; see docs/reference/status.md."""
+        """Return the answer to `status`. See docs/reference/status.md."""
         waiting, store = self.waiting, self.store
         return {
             "version": STATUS_VERSION,
@@ -269,11 +269,11 @@ class JobStatus(State):
         return None if until is None else max(0.0, round(until - self._clock(), 3))
 
     def stopping_for(self) -> float | None:
-        """For how many seconds the processes of this machine have been asked to end; None if they are not."""
+        """Return for how many seconds the processes of this node have been stopping, or None."""
         return None if self.stopping_since is None else self._clock() - self.stopping_since
 
     def waits_for(self) -> str:
-        """In short the verdict since the last sign of life; empty if there was none."""
+        """Return the diagnosis since the last activity in a short form. Empty without a diagnosis."""
         said = self.verdict
         if said is None or said["kind"] == "straggler":
             return ""
@@ -283,7 +283,9 @@ class JobStatus(State):
         return f"{said['kind']}: {ranks}fleetrun why"
 
     def silent_for(self) -> float | None:
-        """How many seconds no trainer here has printed or reported anything; None unless some are running."""
+        """Return the seconds without output or report of any trainer on this node. None unless
+        trainers run.
+        """
         trainers = [
             each.spec
             for each in (self._pod.containers if self._pod is not None and self.state == "running" else ())
@@ -296,13 +298,13 @@ class JobStatus(State):
             ages.append(0.0 if started is None else self._clock() - started)
             reported = self._reports.age(each.name) if self._reports is not None else None
             ages += [] if reported is None else [reported]
-            with suppress(OSError):  # its time is that of the machine's clock, which may have been set
+            with suppress(OSError):  # its time comes from the clock of the machine, which may have been set
                 ages.append(time.time() - each.log.stat().st_mtime)
         return max(0.0, min(ages)) if ages else None
 
     def servers(self) -> Document:
-        """Where the parameter servers of the whole job listen, and the job's secret: for commands of this
-        user.
+        """Return the endpoints of the whole job's parameter servers, and the job's token, for commands of
+        this user.
         """
         containers = () if self._pod is None else self._pod.containers
         env = next((each.spec.env for each in containers), {})
@@ -310,8 +312,8 @@ class JobStatus(State):
         return {"endpoints": [each for each in endpoints.split(",") if each], "token": env.get(TOKEN, "")}
 
     def packed(self, brief: bool, most: int) -> bytes:
-        """The fields for another machine, in at most so many bytes."""
-        from fleetrun.control.node_status import pack  # late: for jobs on several machines
+        """Return the fields for another node, in at most `most` bytes."""
+        from fleetrun.control.node_status import pack  # late: for jobs of several nodes
 
         return pack(self.fields(), brief, most)
 
@@ -363,14 +365,16 @@ class JobStatus(State):
 
 
 def _gpus(env: Environ) -> str:
-    """Those of a process, as the machine calls them: it counts its own among those that it sees."""
+    """Return the GPUs of a process as the node numbers them. The process numbers only the GPUs
+    that it sees.
+    """
     seen = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     own = env.get("FLAGS_selected_gpus", "").split(",")
     return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
 def _findings_fields(findings: Findings, whole: bool) -> Document:
-    """`whole`: with all that the probes have answered."""
+    """Return findings as fields. `whole`: with all answers of the probes."""
     found = findings.verdict or findings.straggler
     return {
         "version": 1,
@@ -383,11 +387,11 @@ def _findings_fields(findings: Findings, whole: bool) -> Document:
 
 # ---- Answers of a running launcher
 
-_LONGEST_NAME = 100  # characters of a container's name
+_LONGEST_NAME = 100  # characters of a process's name
 
 
 class Others(Protocol):
-    """Asks the launchers of the job's other machines."""
+    """The launchers on the other nodes of the job."""
 
     within: float
     """Seconds in which they answer."""
@@ -395,15 +399,15 @@ class Others(Protocol):
     def ask(
         self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
     ) -> None:
-        """`then` gets the answers (`node_status.pack`) of all, or of the one with this rank; None: no
-        answer.
+        """Pass the answers (`node_status.pack`) of all nodes, or of the node with this rank, to `then`. None
+        stands for a missing answer.
         """
         ...
 
 
 def _named(pid: int, uid: int) -> str:
-    """A process, in a sentence; without its number if it lives where this process cannot see it."""
-    import pwd  # late: few jobs are asked
+    """Describe a process in words. A process in another pid namespace has no number."""
+    import pwd  # late: few jobs get requests
 
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -416,10 +420,11 @@ _RENEW_EVERY = 60.0
 
 
 class Control:
-    """Answers the commands that ask this launcher. `stop` ends the job for the command that asks, at once or
-    not; `restart` starts the container of this name again for it, and returns why not;
-    `tell` shows a line on the launcher's terminal; `others` are the other machines of
-    a job on several; `why` finds out for which rank the others wait.
+    """The answers to commands that send requests to this launcher.
+
+    `stop` ends the job for a command, immediately or not. `restart` restarts the process of this name for a
+    command, and returns the reason if it refuses. `tell` shows a line on the launcher's terminal. `others`
+    are the other nodes of the job. `why` finds the rank that the others wait for.
     """
 
     def __init__(
@@ -434,7 +439,7 @@ class Control:
     ) -> None:
         self._job_status = job_status
         self.address: Document = {}
-        """Where the store of a job on several machines is, and its secret, once that is known."""
+        """The address and the token of the store of a job of several nodes, as soon as they are known."""
         self._stop_job = stop
         self._restart_process = restart
         self._why = why
@@ -445,8 +450,10 @@ class Control:
         self._timer: Timer | None = None
 
     def open(self, runtime: Path, renew: Sequence[Callback] = ()) -> None:
-        """From now on people can ask. Without a place for the socket the job runs all the same. A cleaner of
-        old files may take sockets: they are made again within a minute, others by their `renew`.
+        """Start to answer. Without a directory for the socket, the job runs without answers.
+
+        A cleaner of old files may remove sockets. This socket is made again within a minute, and the other
+        sockets by their `renew`.
         """
         self._timer = self._loop.after(_RENEW_EVERY, partial(self._renew, runtime, renew))
         try:
@@ -468,7 +475,7 @@ class Control:
             self.open(runtime, renew)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the socket. You may call it twice."""
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
@@ -496,8 +503,10 @@ class Control:
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 
     def _everywhere(self, others: Others, question: Message) -> Later:
-        """`node`: its rank, if it is about one; `all`: every process, however many there are."""
-        from fleetrun.control.node_status import MANY, with_answers  # late, too
+        """Collect the answers of other nodes. `node`: the rank of the only node. `all`: every process,
+        whatever their number.
+        """
+        from fleetrun.control.node_status import MANY, with_answers  # late, for the same reason
 
         rank, nodes = question.get("node"), len(self._job_status.nodes)
         one = rank if isinstance(rank, int) and 0 <= rank < nodes else None
@@ -514,7 +523,7 @@ class Control:
         now = question.get("now") is True
         by = _named(*question["asker"]) if "asker" in question else ""
         command = f"`fleetrun stop{' --now' if now else ''}`{by}"
-        self._loop.after(0, lambda: self._stop_job(command, now))  # the command has its answer by then
+        self._loop.after(0, lambda: self._stop_job(command, now))  # after the command has its answer
         facts = self._job_status.launch
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 

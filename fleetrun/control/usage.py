@@ -1,5 +1,5 @@
-"""What processes use of this machine, and a status completed with it: processor, memory, GPUs, and the last
-line of each log. Looks from outside, whenever it is asked; no process has to answer.
+"""Measure what processes use of this node, and complete a status with it: CPU, memory, GPUs, and the last
+line of each log. All measurements come from outside, so no process has to answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat
 from fleetrun.record.journal import objects_in
 
-# ---- Use of this machine by processes: CPU, memory, GPUs; and the last line of a log
+# ---- Use of this node by processes: CPU, memory, GPUs, and the last line of a log
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,8 +26,8 @@ _LONGEST = 500
 
 @frozen
 class Taken:
-    """One process at one moment: `seconds` of processor so far, `memory` resident bytes. `born` tells it from
-    another process with the same pid.
+    """One process at one moment: its `seconds` of CPU so far, and its `memory` in resident bytes. `born`
+    distinguishes processes with the same pid.
     """
 
     parent: int
@@ -40,13 +40,13 @@ Snapshot = Mapping[int, Taken]
 
 
 def snapshot(proc: Path = Path("/proc")) -> dict[int, Taken]:
-    """Every process of this machine that can be seen."""
+    """Return every visible process of this node."""
     found = {}
     for entry in os.scandir(proc):
         if entry.name.isdigit():
             try:
                 now = read_stat(entry.name, proc)
-            except ProcessLookupError:  # it has just ended
+            except ProcessLookupError:  # the process has just ended
                 continue
             found[now.pid] = Taken(now.parent, now.started, now.ticks / _TICKS, now.resident * _PAGE)
     return found
@@ -62,23 +62,23 @@ class Families:
             self._below.setdefault(taken.parent, []).append(child)
 
     def of(self, pid: int) -> list[int]:
-        """A process and all that is below it; empty when it is not there."""
+        """Return a process and all its descendants. Empty if the process does not exist."""
         found: dict[int, None] = {}
         wave = [pid] if pid in self._now else []
         while wave:
             found |= dict.fromkeys(wave)
             below = (child for each in wave for child in self._below.get(each, []))
-            wave = [each for each in below if each not in found]  # pids come again while they are read
+            wave = [each for each in below if each not in found]  # the kernel may reuse a pid meanwhile
         return list(found)
 
 
 def memory(pids: Iterable[int], now: Snapshot) -> int:
-    """Bytes; what several processes share is counted for each."""
+    """Return bytes. Memory that several processes share counts for each of them."""
     return sum(now[pid].memory for pid in pids)
 
 
 def processor(pids: Iterable[int], before: Snapshot, now: Snapshot, seconds: float) -> float | None:
-    """Percent of one processor between two looks that are so many seconds apart."""
+    """Return the percentage of one CPU core between two looks that are `seconds` apart."""
     if seconds <= 0:
         return None
     spent = 0.0
@@ -90,12 +90,12 @@ def processor(pids: Iterable[int], before: Snapshot, now: Snapshot, seconds: flo
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not blank, as bytes; of a progress bar its last state.
+    """Return the last line of a log that is not blank, as bytes. For a progress bar, return its last state.
 
-    Empty when there is none, or the path is not a file.
+    Empty if the log has no such line, or the path is not a file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without blocking on a FIFO
         try:
             found = os.fstat(fd)
             regular = stat.S_ISREG(found.st_mode)
@@ -114,7 +114,7 @@ def last_line(path: Path) -> str:
 
 @frozen
 class Device:
-    """A GPU: percent of time that it computes, bytes that are taken in all and by process."""
+    """A GPU: percentage of time in which it computes, and used bytes, in all and by process."""
 
     use: float
     memory: int
@@ -123,7 +123,7 @@ class Device:
 
 
 def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, Device]:
-    """The GPUs of this machine by their numbers; none where NVML is not there."""
+    """Return the GPUs of this node by number. Empty without NVML."""
     module = (nvml or _nvml)()
     if module is None:
         return {}
@@ -138,7 +138,7 @@ def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, De
                 processes={each.pid: int(each.usedGpuMemory or 0) for each in running},
                 uuid=str(module.nvmlDeviceGetUUID(handle)),
             )
-        except module.NVMLError:  # one that fell off its bus
+        except module.NVMLError:  # a GPU that fell off its bus
             continue
     return found
 
@@ -165,16 +165,16 @@ def _nvml() -> ModuleType | None:
     return module
 
 
-# ---- The answer of a launcher together with that
+# ---- The answer of a launcher with these measurements
 
 Status = Document
 
 MOMENT = 0.25
-"""Seconds between two looks: the share of a processor that was used is that of this time."""
+"""Seconds between two looks. The CPU share is measured over this time."""
 
 
 class Observer:
-    """Measures repeatedly. The share of a processor is that of the time since the measurement before."""
+    """A repeated measurement. The CPU share covers the time since the previous measurement."""
 
     def __init__(
         self,
@@ -189,8 +189,8 @@ class Observer:
         self._when = clock()
 
     def complete(self, status: Fields) -> Status:
-        """`status` with `cpu` (percent of one processor), `memory` (bytes), `gpu` (percent), `gpu_memory`
-        (bytes) and `last_line` of each container; what is not known is None.
+        """Add `cpu` (percent of one core), `memory` (bytes), `gpu` (percent), `gpu_memory` (bytes) and
+        `last_line` to each process of `status`. Unknown values are None.
         """
         containers = objects_in(status, "containers")
         now, when = self._look(), self._clock()
@@ -216,8 +216,10 @@ def _usage(container: Fields, pids: list[int], before: Snapshot, now: Snapshot, 
 
 
 def _on_gpus(container: Fields, pids: list[int], gpus: Mapping[int, Device]) -> Status:
-    """Of the GPUs that it has. Where NVML does not know its processes (in a container they have other
-    numbers) the memory is all that is taken on them.
+    """Return the use of the GPUs of a process.
+
+    If NVML lists none of these process IDs, the memory is all used memory of these GPUs. In a pid namespace,
+    for example, the IDs differ.
     """
     named = str(container.get("gpus") or "").split(",")
     own = [found for each in named if (found := _gpu(each, gpus)) is not None]
@@ -231,7 +233,7 @@ def _on_gpus(container: Fields, pids: list[int], gpus: Mapping[int, Device]) -> 
 
 
 def _gpu(name: str, gpus: Mapping[int, Device]) -> Device | None:
-    """By its number, or the beginning of `GPU-...`."""
+    """Find a GPU by number, or by the start of `GPU-...`."""
     if name.isdecimal():
         return gpus.get(int(name))
     return next((each for each in gpus.values() if name and each.uuid.startswith(name)), None)

@@ -1,5 +1,5 @@
-"""One node of a job on several machines: it connects the membership, which decides when a generation starts
-and stops, with the supervisor, which runs this node's processes.
+"""Run one node of a job of several nodes. The agent connects the membership with the supervisor. The
+membership decides when a generation starts and stops, and the supervisor runs this node's processes.
 
     joining --start--> running --stop--> stopping --(stopped)--> waiting --start--> running ...
        |                  |                                         |
@@ -41,7 +41,7 @@ from fleetrun.pod.supervisor import Supervisor
 from fleetrun.record.faults import MachineFault
 
 LEAVE_TIMEOUT = 3.0
-"""Seconds that a node waits at the end of the job for the others to see it."""
+"""Seconds that a node waits at the end of the job until the other nodes have seen the end."""
 
 _NOTICES = {
     CauseKind.FAILED: "failure",
@@ -50,19 +50,21 @@ _NOTICES = {
     CauseKind.LEFT: "membership",
     CauseKind.LOST: "lost",
 }
-"""The kind of notice that processes get before they are stopped."""
+"""The kind of notice that processes get before a stop."""
 
 _STUCK = frozenset({"stopped", "not entered", "silent", "transport"})
-"""Kinds of verdicts on a rank that does not go on: its machine may be to blame."""
+"""Kinds of diagnoses about a rank that does not continue. Its node may be to blame."""
 
 _HANG = "hang"
-"""`Cause.suspicion` of these, and of a hang."""
+"""`Cause.suspicion` of these diagnoses, and of a hang."""
 
 
 @frozen_by_name
 class Assignment:
-    """This node's place in one generation. `attempts` counts the generations that ran before, of all nodes,
-    `restarts` the failures of the job so far; `first`: this node ran in none of them.
+    """This node's place in one generation.
+
+    `attempts` counts the earlier generations of all nodes, and `restarts` the failures of the job so far.
+    `first`: this node ran in no earlier generation.
     """
 
     generation: int
@@ -76,9 +78,10 @@ class Assignment:
 
 @frozen_by_name
 class Outcome:
-    """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
-    part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none). `requested`:
-    the user of this node ended it here.
+    """The end of the job for this node: an exit code, and its cause.
+
+    `error` is set if the node could not take part or continue. `result` is the result of its last pod. `rank`
+    is its last rank, or -1 without one. `requested`: the user ended the job on this node.
     """
 
     code: int
@@ -90,21 +93,23 @@ class Outcome:
 
 
 class Pods(Protocol):
-    """Makes the pods of this machine."""
+    """A factory of this node's pods."""
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
-        """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
+        """Return the supervisor of this generation's pod. Raises LaunchError if the pod cannot be made."""
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
     ) -> Callback:
-        """Take part in the check of this round; call back once, unless it is cancelled by what this
-        returns.
+        """Take part in the check of this round. Call `then` once, unless the caller cancels the check with
+        the returned function.
         """
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
-        """A failure, on what it follows, if that is known, and `why` no restart does: in one line, as a
-        report without frame, and the cause, with which the report ends.
+        """Describe a failure: in one line, as a report without frame, and as the cause at the end of a
+        report.
+
+        `verdict` is the cause of the failure, if known. `why` is the reason if no restart follows.
         """
 
 
@@ -118,20 +123,23 @@ class Stopping:
 
 @frozen
 class Departing:
-    """This node is about to leave the job, perhaps because its user asked for it."""
+    """This node is about to leave the job. `requested`: the user requested it."""
 
     why: str
     requested: bool = False
 
 
 NodeEvent = Waiting | Assignment | Stopping | Departing | FaultsKnown | StoreDown | StoreUp
-"""What happens between the nodes of a job. An `Assignment`: they have met, and a generation starts."""
+"""An event between the nodes of a job. An `Assignment` shows that the nodes have joined, and that a
+generation starts.
+"""
 
 
 class SuspensionWatch:
-    """Calls `then` when this process has not run for `limit` seconds: it was stopped, or its machine slept.
+    """A watch for suspension. It calls `then` if this process has not run for `limit` seconds, because the
+    process was stopped or its machine slept.
 
-    `clock` goes on while the machine sleeps.
+    `clock` continues while the machine sleeps.
     """
 
     def __init__(self, loop: Loop, limit: float, then: Callback, clock: Clock) -> None:
@@ -157,7 +165,7 @@ def _clock_with_sleep() -> float:
 
 
 class Agent:
-    """One node. It is the `Events` of the membership with which it runs."""
+    """The agent of one node. It is the `Events` of the membership with which it runs."""
 
     def __init__(
         self,
@@ -170,7 +178,7 @@ class Agent:
         lease: float = math.inf,
         clock: Clock = _clock_with_sleep,
     ) -> None:
-        """`lease`: the seconds after which the others give up a node of which nothing is heard."""
+        """Make an agent. `lease`: seconds without activity after which the other nodes give up a node."""
         self._loop = loop
         self._lease = lease
         self._clock = clock
@@ -190,11 +198,11 @@ class Agent:
         self._expired: Cause | None = None
         self._serves = False
         self._cancel_check: Callback = lambda: None
-        self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
+        self._membership: Membership  # set in `run`; the loop, which calls this agent, runs only in `run`
 
     @property
     def place(self) -> Assignment | None:
-        """In the present generation, or the last one."""
+        """The place in the present generation, or in the last one."""
         return self._place
 
     def run(
@@ -204,10 +212,11 @@ class Agent:
         start_checks: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
         serves: bool = False,
     ) -> Outcome:
-        """Take part until the job is over for this node.
+        """Take part until the job has ended for this node.
 
-        `start_checks`: after so many seconds without having reached the rendezvous store, an error if it will
-        never be reached. `serves`: this node hosts the store; the job ends when it leaves.
+        `start_checks`: each check runs if the rendezvous store was not reached within its seconds. A check
+        returns an error if the store is out of reach for good. `serves`: this node hosts the store, and the
+        job ends when this node leaves.
         """
         self._membership, self._serves = membership, serves
         if self._timeout is not None:
@@ -229,9 +238,10 @@ class Agent:
         return self._outcome
 
     def _resumed(self) -> None:
-        """This process was suspended for so long that the others may have given up this node. Its processes
-        take no step before the store has said that their generation runs; or for as long as a lease lasts, if
-        the store does not answer: an outage alone stops no job.
+        """Hold the processes after a suspension, because the other nodes may have given up this node.
+
+        The processes take no step until the store confirms that their generation runs. If the store does not
+        answer, they continue after the length of a lease, because an outage alone must not stop a job.
         """
         held = self._supervisor
         if held is None or self._stopping:
@@ -253,7 +263,7 @@ class Agent:
             self.failed(error)
 
     def _depart(self) -> None:
-        """The membership leaves the store by itself, the leader last. Waits a limited time for that."""
+        """Wait for a limited time until the membership has left the store by itself, the leader last."""
         if not self._membership.closed:
             limit = self._loop.after(LEAVE_TIMEOUT, self._loop.stop)
             self._membership.when_closed = self._loop.stop
@@ -281,7 +291,9 @@ class Agent:
         self._membership.stopped(step)
 
     def _leave(self, why: str) -> None:
-        """A process of this node does not end: the machine is to blame, and no generation can use it."""
+        """Leave the job because a process of this node does not end. The node is to blame, and no generation
+        can use it.
+        """
         self.publish(FaultsKnown((MachineFault(time.time(), self._node.known_as, why),)))
         self._membership.leave(self._cause(CauseKind.LOST, why, LOST_CODE), last=self._serves)
 
@@ -292,7 +304,7 @@ class Agent:
         return Cause(why=why, node=title, rank=rank, headline=headline, code=code, lines=lines, age=age)
 
     def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
-        """Only the first outcome counts. The loop is left once no pod runs in it."""
+        """Finish with this outcome, unless one exists. The loop ends as soon as no pod runs in it."""
         self._cancel_check()
         if self._outcome is None:
             rank = self._place.rank if self._place is not None else -1
@@ -310,7 +322,7 @@ class Agent:
         self._cancel_check = self._pods.check(round, members, rank, then)
 
     def start(self, round: Round, members: Nodes, rank: int) -> None:
-        if self._expired is not None:  # while the previous generation stopped for another cause
+        if self._expired is not None:  # the timeout expired during another stop
             self._membership.failed(self._expired, False, 0.0)
             return
         self._next = Assignment(
@@ -340,7 +352,9 @@ class Agent:
             self._loop.after(0.0, self._membership.stopped)
 
     def _note_restarted_servers(self) -> None:
-        """One of them may have led to the failure of a trainer on another node."""
+        """Report restarted servers, because a restart may have caused the failure of a trainer on another
+        node.
+        """
         for ended in self._supervisor.restarted_servers if self._supervisor is not None else ():
             self._membership.note(self._of(ended, why=CauseKind.RESTARTED))
 
@@ -354,7 +368,7 @@ class Agent:
         self._finish(code, cause)
 
     def failed(self, error: LaunchError) -> None:
-        """This node cannot take part, or cannot continue."""
+        """Handle that this node cannot take part, or cannot continue."""
         if self._supervisor is not None:
             if not self._stopping:
                 self.publish(Departing(f"{error.message}; stopping the processes of this node"))
@@ -396,7 +410,7 @@ class Agent:
         why: CauseKind = CauseKind.FAILED,
         over: str = "",
     ) -> Cause:
-        """`over`: why no restart follows."""
+        """Make the cause of a failure. `over` is the reason if no restart follows."""
         headline, lines, summary = self._pods.describe(ended, verdict, over)
         age = max(0.0, time.time() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
@@ -407,7 +421,7 @@ class Agent:
         return replace(cause, summary=summary, symptom=symptom, machine=machine, suspicion=suspicion)
 
     def _blamed(self, verdict: Verdict | None) -> str:
-        """The machine of the rank that others wait for; empty where they wait for what the script does."""
+        """Return the node of the rank that the others wait for. Empty if the script causes the wait."""
         if verdict is None or verdict.kind not in _STUCK or not verdict.ranks or self._place is None:
             return ""
         first = 0
@@ -420,8 +434,8 @@ class Agent:
     # ---- signals, a killed guard, the timeout
 
     def interrupt(self, number: int, command: str = "") -> None:
-        """A signal to end, or a `command` of fleetrun. This node leaves the job; the others decide whether
-        the job continues.
+        """Leave the job, after a signal to end or a `command` of fleetrun. The other nodes decide if the job
+        continues.
         """
         why, requested = why_interrupted(number, command)
         first = self._own_code is None
@@ -431,7 +445,7 @@ class Agent:
             cause = replace(self._cause(CauseKind.LEFT, why, code), requested=requested)
             self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
-            # One Ctrl-C may reach all nodes: a stop because of another node's is not the first of two.
+            # One Ctrl-C may reach all nodes. A stop because of another node's Ctrl-C is not the first of two.
             if first and self._stopping:
                 self.publish(Departing(f"{why}; this node's processes are stopping already", requested))
             else:
@@ -441,13 +455,15 @@ class Agent:
             self._finish(code)
 
     def restart(self, name: str, command: str) -> str:
-        """For a `command` of fleetrun: start this container again, or all. Why not; empty if it is done."""
+        """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
+        empty text.
+        """
         if self._supervisor is None or self._stopping:
             return "no process runs on this machine, or all are being stopped"
         return self._supervisor.restart(name, command)
 
     def guard_lost(self) -> None:
-        """Without the guard nothing would clean up after this process, so this node leaves at once."""
+        """Leave the job immediately, because without the guard nothing cleans up after this process."""
         self._own_code = LOST_GUARD
         cause = self._cause(CauseKind.LOST, "fleetrun-guard, the launcher's parent, was killed", LOST_GUARD)
         self._membership.leave(cause, last=self._serves)
@@ -469,5 +485,5 @@ class Agent:
 
 
 def _with(cause: Cause, fault: Fault) -> Cause:
-    """What the restart policy has to know of it, for the leader."""
+    """Add the facts that the leader's restart policy needs."""
     return replace(cause, time=fault.time, step=fault.step, error=fault.error)

@@ -1,8 +1,8 @@
-"""One node's membership in a job: on every change of the store's mirror, and at every deadline, it asks
-`rendezvous.member.decide` what is due, and carries out the acts that are not already under way.
+"""Take part in a job as one node. At every change of the store's mirror, and at every deadline, call
+`rendezvous.member.decide`, and carry out the acts that are not under way already.
 
-`Membership` carries out those of this node and calls its `Events`; `StoreWriter` those at the store: which
-key, which bytes, under which condition. No rule of the rendezvous is in this file.
+`Membership` carries out the acts of this node and calls its `Events`. `StoreWriter` carries out the acts at
+the store, with their keys, bytes and conditions. This file has no rule of the rendezvous.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from fleetrun.record.faults import MachineFaults
 
 @frozen
 class FaultsKnown:
-    """The faults of the job's machines that are known now."""
+    """The faults of the job's nodes that are known at the moment."""
 
     faults: MachineFaults
 
 
 @frozen
 class StoreDown:
-    """The store cannot be reached."""
+    """The store is unreachable."""
 
     why: str
 
@@ -83,28 +83,28 @@ class StoreUp:
 
 
 class Events(Protocol):
-    """What a membership reports to the node's agent."""
+    """The reports of a membership to the node's agent."""
 
     def publish(self, event: Waiting | FaultsKnown | StoreDown | StoreUp) -> None:
-        """`Waiting` comes when nodes are missing: on every change, then at intervals."""
+        """Publish an event. `Waiting` comes while nodes are missing: at every change, then at intervals."""
 
     def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
-        """Take part in the check of this round, in place of one that is under way."""
+        """Take part in the check of this round. It replaces a check under way."""
 
     def start(self, round: Round, members: Nodes, rank: int) -> None:
-        """Run this generation, as member `rank` of these."""
+        """Run this generation, as member `rank` of these nodes."""
 
     def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
-        """Stop this node's processes, then call `stopped`. `at_once`: by SIGKILL; also while they stop."""
+        """Stop this node's processes, then call `stopped`. `at_once`: stop by SIGKILL, even during a stop."""
 
     def finish(self) -> None:
-        """The trainers of all nodes have completed: let servers exit, then call `stopped`."""
+        """Let the servers exit, because the trainers of all nodes have completed. Then call `stopped`."""
 
     def ended(self, code: int, cause: Cause | None) -> None:
-        """The job is over; without a cause it has completed. No call follows."""
+        """Handle the end of the job. Without a cause, the job has completed. No call follows."""
 
     def failed(self, error: LaunchError) -> None:
-        """This node cannot take part, or cannot continue. No call follows."""
+        """Handle that this node cannot take part, or cannot continue. No call follows."""
 
 
 REMIND_EVERY = 10.0
@@ -113,8 +113,8 @@ REMIND_LATER_EVERY = 60.0
 
 
 class Reminder:
-    """When a user who waits for nodes is told: on every change, every 10 s in the first minute, then once a
-    minute.
+    """The schedule of reminders for a user who waits for nodes: at every change, every 10 s in the first
+    minute, then once a minute.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Reminder:
         self._next = 0.0
 
     def note(self, waiting: Waiting | None, now: float, tell: Callable[[Waiting], None]) -> float:
-        """Call `tell` if it is due. Returns the time of the next reminder."""
+        """Call `tell` if a reminder is due. Return the time of the next reminder."""
         if waiting is None:
             self._told = None
             return math.inf
@@ -134,18 +134,18 @@ class Reminder:
             self._told = what
             self._next = now + (REMIND_EVERY if now - self._since < 60.0 else REMIND_LATER_EVERY)
             tell(waiting)
-            if waiting.spare:  # which may take days
+            if waiting.spare:  # a spare may wait for days
                 self._next = math.inf
         return self._next
 
 
 VISIBLE_WITHIN = 1.0
-"""Seconds that a write may take, after its answer, to appear in the mirror."""
+"""Seconds from the answer to a write until the mirror must show the write."""
 RETRY_AFTER = 0.2
-"""Seconds until a refused write is tried again, if nothing changes in between."""
+"""Seconds until a refused write is repeated, if nothing changes meanwhile."""
 
 _MOST_REASONS = 5
-"""Of one outage of the store that are told."""
+"""Most reported reasons of one outage of the store."""
 
 
 @dataclass(slots=True)
@@ -155,14 +155,16 @@ class _PendingWrite:
 
 
 class PendingWrites:
-    """Requests to the store whose effect is not in the mirror yet: the same one is not sent at every look."""
+    """Requests to the store that the mirror does not show yet. They keep each look from sending the same
+    request.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, _PendingWrite] = {}
 
     def begin(self, key: str, revision: int) -> bool:
-        """Whether to send a request for this key now: not while one is under way, nor before the mirror shows
-        its effect. `revision` is that of the key in the mirror.
+        """Return True if a request for this key must be sent now. A request under way, or without a visible
+        effect in the mirror, keeps others back. `revision` is the revision of the key in the mirror.
         """
         write = self._open.get(key)
         if write is not None and write.revision == revision:
@@ -175,9 +177,7 @@ class PendingWrites:
             self._open[key].until = now + (VISIBLE_WITHIN if done else RETRY_AFTER)
 
     def forget_late(self, now: float) -> float:
-        """Drop requests whose effect did not appear in time. Returns the time at which the next one is
-        due.
-        """
+        """Drop requests without a visible effect in time. Return the time of the next drop."""
         for key in [key for key, write in self._open.items() if write.until <= now]:
             del self._open[key]
         return min((write.until for write in self._open.values()), default=math.inf)
@@ -187,7 +187,7 @@ class PendingWrites:
 
 
 class StoreWriter:
-    """Carries out acts at the store. `look` is called when a request was answered."""
+    """The writer of acts to the store. `look` is called after the answer to a request."""
 
     def __init__(self, store: Store, loop: Loop, view: View, own: MemberState, look: Callback) -> None:
         self.pending = PendingWrites()
@@ -211,7 +211,7 @@ class StoreWriter:
         }
 
     def take(self, act: Act) -> None:
-        """Carry an act out, unless the same is under way."""
+        """Carry out an act, unless the same act is under way."""
         self._actions[type(act)](act)
 
     def _register(self, act: Register) -> None:
@@ -244,15 +244,17 @@ class StoreWriter:
             self._store.read(key, read)
 
     def _write_report(self, act: WriteReport) -> None:
-        """Members do not watch their own reports, so the last one is remembered until the connection is
-        lost.
+        """Write a report. Members do not watch their own reports, so they remember the last one until the
+        connection is lost.
         """
         report = act.report
         self._own.reported = act.generation, report.done, len(report.causes)
         self._store.put(records.report_key(act.generation, self._own.node.id), records.pack(report))
 
     def _write_round(self, act: WriteRound) -> None:
-        """A new round also deletes reports and topologies of generations before the last."""
+        """Write a round. A new round also deletes the reports and topologies of generations
+        before the last.
+        """
 
         def moved(done: bool) -> None:
             if done and act.round.state is State.OPEN:
@@ -333,19 +335,21 @@ class StoreWriter:
 
 
 LOOK_PAUSE_PER_KEY = 10e-6
-"""Seconds between two looks, for each key in the mirror: what many nodes write at once is handled in one
-look.
+"""Seconds between two looks, for each key in the mirror. One look thus handles the simultaneous writes of
+many nodes.
 """
 FEW_KEYS = 100
-"""With at most so many keys, every change is looked at."""
+"""With at most this many keys, every change causes a look."""
 
 
 _DEPARTING = (Unregister, End, DeleteJob, Close)
 
 
 class Membership:
-    """A store's Listener. After `ended` or `failed` of its events it closes the store by itself, on the
-    leader last; then `closed` is true and `when_closed` is called.
+    """The membership of a node, and the Listener of its store.
+
+    After `ended` or `failed` of its events, the membership closes the store by itself, on the leader last.
+    Then `closed` is true, and `when_closed` is called.
     """
 
     def __init__(self, store: Store, loop: Loop, node: Node, policy: Policy, events: Events) -> None:
@@ -371,12 +375,12 @@ class Membership:
         self.closed = False
         self.when_closed: Callback = lambda: None
         self.when_looked: list[Callable[[Entries], None]] = []
-        """Called at every look with the entries that are not records of the rendezvous, while there are any;
-        once more when there are none.
+        """Called at every look with the entries that are not records of the rendezvous, as long as any exist,
+        and once more when none exist.
         """
         self.lingers: Callable[[], bool] = lambda: False
-        """Whether this node should not leave yet, though the job has ended; asked again at every look, of
-        which there is one after `changed`.
+        """Returns True if this node must stay although the job has ended. Called at every look. Each call of
+        `changed` causes a look.
         """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._accept,
@@ -393,17 +397,17 @@ class Membership:
 
     @property
     def reached(self) -> bool:
-        """Whether the store has ever answered."""
+        """True if the store has ever answered."""
         return self._own.was_up
 
     @property
     def connected(self) -> bool:
-        """Whether the store answers, as far as is known."""
+        """True if the store answers, as far as this node can see."""
         return self._view.up
 
     @property
     def members(self) -> Nodes:
-        """Members of this node's generation in rank order; empty while it is in none."""
+        """The members of this node's generation in rank order. Empty while the node is in no generation."""
         return self._own.members
 
     # ---- called by the agent
@@ -418,8 +422,8 @@ class Membership:
         self._look()
 
     def failed(self, cause: Cause, restart: bool, after: float) -> None:
-        """A process of this node failed in the running generation; `restart`, `after`: the decision of this
-        node's restart policy.
+        """Report that a process of this node failed in the running generation. `restart` and `after` are the
+        decision of this node's restart policy.
         """
         own = self._own
         if own.phase is Phase.RUNNING and own.failure is None:
@@ -427,18 +431,18 @@ class Membership:
         self.note(cause)
 
     def note(self, cause: Cause) -> None:
-        """Report a further failure of this node. The oldest failure of all nodes becomes the job's cause."""
+        """Report another failure of this node. The oldest failure of all nodes becomes the job's cause."""
         if self._own.round is not None:
             self._own.causes.append((self._loop.clock() - cause.age, self._own.own(cause)))
         self._look()
 
     def completed(self) -> None:
-        """This node's trainers have all exited with 0; its servers may still run."""
+        """Report that this node's trainers have all exited with 0. Its servers may still run."""
         self._own.completed, self._own.completed_since = True, self._loop.clock()
         self._look()
 
     def confirm(self, then: Callback) -> None:
-        """Ask the store whether this node's generation still runs, and call `then` if it does."""
+        """Call `then` if the store confirms that this node's generation still runs."""
 
         def read(entry: Entry | None) -> None:
             with contextlib.suppress(BadRecordError):
@@ -450,7 +454,9 @@ class Membership:
             self.store.read(records.ROUND_KEY, read)
 
     def stopped(self, step: int | None = None) -> None:
-        """None of this node's processes is left, after `stop` or `finish`; the last step that they made."""
+        """Report that all of this node's processes have ended, after `stop` or `finish`. `step` is their last
+        step.
+        """
         self._own.step = step
         if self._own.phase in (Phase.STOPPING, Phase.FINISHING):
             self._own.phase = Phase.STOPPED
@@ -459,8 +465,8 @@ class Membership:
         self._look()
 
     def leave(self, cause: Cause, *, last: bool = False) -> None:
-        """This node was told to end: report why, and leave the store at once. `ended` follows when its
-        processes have `stopped`. `last`: the job cannot continue without this node, even if it is elastic.
+        """Report why this node must end, and leave the store immediately. `ended` follows after its processes
+        have `stopped`. `last`: the job cannot continue without this node, even if it is elastic.
         """
         own, round_ = self._own, self._view.round
         if self.closed or own.phase is Phase.OVER:
@@ -480,7 +486,7 @@ class Membership:
             self._end(self._left)
 
     def close(self) -> None:
-        """Leave the store. May be called twice."""
+        """Leave the store. You may call it twice."""
         if self.closed:
             return
         self.closed = True
@@ -515,7 +521,7 @@ class Membership:
             own.told_down.clear()
             self._events.publish(StoreUp())
         own.was_up = self._view.up = True
-        # No lease ends in a shorter outage: a node that is missing now has gone for another reason.
+        # No lease ends in a shorter outage, so a node that is missing now has left for another reason.
         self._whole |= fresh or away >= self._policy.lease / 8
         own.reported = None
         self._writer.pending.clear()
@@ -549,7 +555,7 @@ class Membership:
     # ---- deciding
 
     def _look(self) -> None:
-        """Decide and act until nothing is left to do now. A call from within an act adds one more pass."""
+        """Decide and act until no act is due. A call from within an act adds another pass."""
         self._look_again = True
         if self._looking:
             return
@@ -602,7 +608,7 @@ class Membership:
             self._events.publish(FaultsKnown(round_.faults))
 
     def _watch(self) -> None:
-        """The leader watches all nodes, and the reports of the generation."""
+        """Watch all nodes, and the reports of the generation, if this node leads."""
         if not self._view.leads or self._view.round is None:
             return
         wanted = {records.NODES_PREFIX, records.reports_prefix(self._view.round.generation)}
@@ -630,7 +636,9 @@ class Membership:
             self._events.check(round_, own.members, own.rank, checked)
 
     def _check_alone(self, act: CheckAlone) -> None:
-        """Twice, as members do where something is wrong: a machine may be busy for a moment."""
+        """Check this node twice, as members do after a bad result, because a node may be busy for
+        a moment.
+        """
         own, generation = self._own, act.round.generation
         own.checked, own.measured = generation, None
 

@@ -1,13 +1,13 @@
-"""CURVE over zmq: keys derived from a job's secret, and sockets that only processes with these keys reach.
+"""Derive the CURVE keys of a job from its token, and make sockets that only processes with these keys reach.
 
-The embedded store and the parameter servers both use it. Every process with the secret can derive all keys of
-the job, so the secret alone decides which processes take part: a server accepts the one public key of its
-clients and no other, a client connects to the one public key of the servers. Imports zmq, so a launch on one
-machine never imports this module.
+The embedded store and the parameter servers both use this module. Every process with the token can derive all
+keys of the job, so the token alone decides which processes take part. A server accepts only the one public
+key of its clients. A client connects only to the one public key of the servers. The module imports zmq, so a
+launch on one node never imports it.
 
-The defaults of libzmq are unsafe for a server: no limit on messages, endless linger, and random bytes on the
-port reach the application through the old protocol (857 of 2,000 garbage connections). A ZAP domain stops the
-last, even with the NULL mechanism and without a handler: 0 of 2,000.
+The defaults of libzmq are unsafe for a server. Messages have no limit, and linger is endless. Random bytes on
+the port reach the application through the old protocol (857 of 2,000 garbage connections). A ZAP domain stops
+these bytes, even with the NULL mechanism and without a handler (0 of 2,000).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RESET = struct.pack("ii", 1, 0)
 MONITOR_EVENT = struct.Struct("=HI")
 """The first frame of a message of `monitor_socket`: the event, and its descriptor or errno."""
 CURVE_READY_BYTES = 247
-"""At most 246 bytes are sent to a peer without the keys: 64 of greeting, 170 of WELCOME and 12 of ERROR."""
+"""Bytes that only a peer with the keys gets. Others get at most 246: greeting 64, WELCOME 170, ERROR 12."""
 _monitor_numbers = itertools.count()
 _DOMAIN = b"fleetrun"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -49,7 +49,7 @@ _ZAP_VERSION = b"1.0"
 
 @frozen
 class KeyPair:
-    """Z85-encoded, as libzmq expects them."""
+    """A pair of Z85-encoded keys, as libzmq expects them."""
 
     public: bytes
     secret: bytes
@@ -57,15 +57,16 @@ class KeyPair:
 
 @frozen
 class CurveKeys:
-    """CURVE keys of all servers and of all clients (rfc.zeromq.org/spec/26)."""
+    """The CURVE keys of all servers and of all clients (rfc.zeromq.org/spec/26)."""
 
     server: KeyPair
     client: KeyPair
 
 
 def curve_keys(token: str, server: bytes, client: bytes) -> CurveKeys | None:
-    """The keys of two parties of a job, each named as in `derive_key`; None without a secret. Raises
-    ValueError for a secret that is too short.
+    """Return the keys of two parties of a job, each named as in `derive_key`, or None without a token.
+
+    Raises ValueError if the token is too short.
     """
     if not token:
         return None
@@ -81,14 +82,16 @@ def _key_pair(token: str, party: bytes) -> KeyPair:
 
 
 def limit(socket: Socket, max_frame_bytes: int) -> None:
-    """Limits against peers that send too much, never finish the handshake, or never read."""
+    """Set limits against peers that send too much, never finish the handshake, or never read."""
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.LINGER, 0)
 
 
 def secure_server(socket: Socket, keys: CurveKeys | None) -> None:
-    """Before the socket is bound. With `keys`, its context needs a handler that answers with `zap_reply`."""
+    """Secure a server's socket before it is bound. With `keys`, its context needs a handler that answers with
+    `zap_reply`.
+    """
     if keys is not None:
         socket.curve_server = True
         socket.curve_secretkey = keys.server.secret
@@ -96,7 +99,7 @@ def secure_server(socket: Socket, keys: CurveKeys | None) -> None:
 
 
 def secure_client(socket: Socket, keys: CurveKeys | None) -> None:
-    """Before the socket connects."""
+    """Secure a client's socket before it connects."""
     if keys is not None:
         socket.curve_serverkey = keys.server.public
         socket.curve_publickey = keys.client.public
@@ -104,8 +107,8 @@ def secure_client(socket: Socket, keys: CurveKeys | None) -> None:
 
 
 def zap_socket(context: Context) -> Socket:
-    """The socket at which libzmq asks whether a client may connect to a server of this context. It must be
-    bound before those servers are.
+    """Return the socket at which libzmq requests permission for each client of this context's servers. Bind
+    it before these servers.
     """
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -114,8 +117,8 @@ def zap_socket(context: Context) -> Socket:
 
 
 def zap_reply(request: Sequence[bytes], keys: CurveKeys) -> list[bytes]:
-    """All frames of the answer to a request at `zap_socket` (rfc.zeromq.org/spec/27): 200 for a client with
-    the job's key, 400 for any other.
+    """Return all frames of the answer to a request at `zap_socket` (rfc.zeromq.org/spec/27): 200 for a client
+    with the job's key, else 400.
     """
     start = request.index(b"") + 1
     version, number, domain, _, _, mechanism, *credentials = request[start:]
@@ -130,23 +133,23 @@ def zap_reply(request: Sequence[bytes], keys: CurveKeys) -> list[bytes]:
 
 
 def monitor_socket(socket: Socket, events: int) -> Socket:
-    """Receives what happens to the connections of a socket, in order. Call `socket.disable_monitor()` before
-    you close either.
+    """Return a socket that receives the events of a socket's connections, in order. Call
+    `socket.disable_monitor()` before you close either socket.
     """
     address = f"inproc://monitor-{next(_monitor_numbers)}"
     socket.monitor(address, events)
     pair: Socket = socket.context.socket(zmq.PAIR)
-    pair.setsockopt(zmq.RCVHWM, 0)  # else libzmq's thread blocks while many events wait
+    pair.setsockopt(zmq.RCVHWM, 0)  # without this, libzmq's thread blocks while many events wait
     pair.setsockopt(zmq.LINGER, 0)
     pair.connect(address)
     return pair
 
 
 class Strangers:
-    """The connections of a server whose peers are not `known(fd, acked)` yet. Each may send 64 KiB.
+    """The connections of a server to strangers, peers that are not `known(fd, acked)`. Each may send 64 KiB.
 
-    libzmq limits the size of frames only. A stranger may send a frame of that size as its handshake, or a
-    message without an end, each part of which takes at least 64 bytes of memory.
+    libzmq limits only the size of frames. A stranger may send a frame of this size as its handshake, or a
+    message without an end. Each part of such a message takes at least 64 bytes of memory.
     """
 
     EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -157,19 +160,20 @@ class Strangers:
         self._due = 0.0
 
     def happened(self, event: int, fd: int) -> None:
-        """Note one of EVENTS of the server's socket. Call `check` then."""
+        """Record one of EVENTS of the server's socket. Then call `check`."""
         (self._fds.add if event == zmq.EVENT_ACCEPTED else self._fds.discard)(fd)
 
     def heard(self, fd: int) -> bool:
-        """Note that the peer of this connection is known. Return True if it was not."""
+        """Record that the peer of this connection is known. Return True if it was a stranger."""
         new = fd in self._fds
         self._fds.discard(fd)
         return new
 
     def check(self, waits: Callable[[], int] = lambda: 0) -> float:
-        """Close connections that sent more, unless a message `waits`, perhaps from one of them.
+        """Close connections of strangers that sent too much, unless a message `waits`, perhaps from one of
+        them.
 
-        Return the seconds until the next check; 0: none is needed.
+        Return the seconds until the next check, or 0 if no check is necessary.
         """
         now = time.monotonic()
         if now >= self._due:
@@ -181,6 +185,6 @@ class Strangers:
                         self._fds.discard(fd)
                     elif received - unread > _STRANGER_BYTES and not waits():
                         peer.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _RESET)
-                        peer.shutdown(tcp.SHUT_RDWR)  # libzmq closes it then
+                        peer.shutdown(tcp.SHUT_RDWR)  # libzmq closes the connection then
             self._due = now + max(_CHECK_S, len(self._fds) / _CHECKS_A_SECOND)
         return self._due - now if self._fds else 0.0

@@ -1,1 +1,1 @@
-"""TensorBoard files and Prometheus metrics, written by a helper process of the launcher."""
+"""Write TensorBoard files and Prometheus metrics, in a helper process of the launcher."""

@@ -1,4 +1,6 @@
-"""What an exporter is: made once in the exporter process, then given each message of the launcher."""
+"""Define exporters: the exporter process makes each one once, and then passes it each message of the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from fleetrun.frozen import frozen_by_name
 
 @frozen_by_name
 class Context:
-    """What an exporter is made with. `argument` is the text after `NAME=`; `warn` shows a line to the user.
+    """The arguments of an exporter. `argument` is the text after `NAME=`. `warn` shows a line to the user.
 
-    `job` is the state of this machine's part of the job as of the last message. It changes in the thread that
-    calls `take`, under `lock`: an exporter with threads of its own reads it under that.
+    `job` is the state of this node's part of the job, as of the last message. The thread that calls `take`
+    changes it under `lock`. An exporter with its own threads must hold `lock` to read it.
     """
 
     argument: str
@@ -25,12 +27,14 @@ class Context:
 
 
 class Exporter(Protocol):
-    """Made by calling the plug-in with a `Context`. What it raises, here or there, is told as a warning, and
-    the exporter gets no more messages; the job and the other exporters continue.
+    """A plug-in's exporter. The exporter process calls the plug-in with a `Context` to make it.
+
+    An exception here or in the plug-in becomes a warning, and the exporter gets no more messages. The job and
+    the other exporters continue.
     """
 
     def take(self, line: Line, now: float) -> None:
-        """A message, as `fleetrun/exporters/job_state.py` makes it; `now` in seconds since the epoch."""
+        """Handle a message of `fleetrun/exporters/job_state.py`. `now` is in seconds since the epoch."""
 
     def close(self) -> None:
-        """No message follows: write what waits. The end of the launch waits for it, for 30 s at most."""
+        """Write all waiting data, because no message follows. The end of the launch waits at most 30 s."""

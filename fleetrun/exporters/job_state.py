@@ -1,5 +1,5 @@
-"""The messages from the launcher to the exporters, one JSON object per line, and the state of the job that
-the exporter process builds from them.
+"""Exchange messages between the launcher and the exporters, one JSON object per line. The exporter process
+builds the state of the job from the messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fleetrun.aliases import Document, Fields, Numbers
 from fleetrun.record.state import Process, State
 
 Line = Document
-"""The field `is` has its kind: `begin`, `report`, `spent`, or `event` (of the record)."""
+"""The field `is` has the kind of the message: `begin`, `report`, `spent`, or `event` (of the event log)."""
 
 
 def message(kind: str, fields: Fields) -> bytes:
@@ -19,7 +19,7 @@ def message(kind: str, fields: Fields) -> bytes:
 
 
 def read_message(line: bytes) -> Line | None:
-    """None if the line is not a message."""
+    """Read a message. Return None if the line is not a message."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -27,16 +27,14 @@ def read_message(line: bytes) -> Line | None:
     return message if isinstance(message, dict) and isinstance(message.get("is"), str) else None
 
 
-# ---- The state of the job, in no particular export format.
+# ---- The state of the job, in no particular export format
 
 MOST_NAMES = 200
-"""How many named values of one process are exported: a script that makes up names must not fill a disk."""
+"""Most named values of one process. A script that invents names must not fill a disk."""
 
 
 class ProcessState(Process):
-    """One process of the job, and what it reported since it started. `reported` is in seconds since the
-    epoch.
-    """
+    """One process of the job, with its reports since its start. `reported` is in seconds since the epoch."""
 
     def __init__(self, role: str, rank: int | None) -> None:
         super().__init__(role, rank)
@@ -54,7 +52,7 @@ class ProcessState(Process):
         self.tables: dict[str, dict[str, float]] = {}
 
     def start(self, line: Fields) -> None:
-        """A new process: the reports of the one before it no longer count."""
+        """Start a new process. Reports of its predecessor no longer count."""
         super().start(line)
         self._forget()
 
@@ -63,7 +61,7 @@ class ProcessState(Process):
         self.rate = self.activity = None
 
     def report(self, line: Line, time: float) -> None:
-        """Fields that the report leaves out keep their values."""
+        """Handle a report. Fields that are missing in the report keep their values."""
         self.reported = time
         for name in ("step", "samples", "loss"):
             if line[name] is not None:
@@ -77,7 +75,7 @@ class ProcessState(Process):
 
 
 def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
-    """The known values, and as many new ones as the limit allows."""
+    """Return the known values, and as many new ones as the limit allows."""
     room = MOST_NAMES - len(known)
     new = [name for name in values if name not in known]
     refused = set(new[max(0, room) :])
@@ -85,12 +83,12 @@ def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
 
 
 def ranked(ready: Fields) -> list[Document]:
-    """Return the processes of the event `ready`, without the one that runs before them."""
+    """Return the processes of the event `ready`, without the pre-hook."""
     return [each for each in ready["containers"] if each["rank"] is not None]
 
 
 class Job(State):
-    """The state of this machine's part of the job, with reports, and counts of what happened."""
+    """The state of this node's part of the job, with reports and counts of events."""
 
     process = ProcessState
     processes: dict[str, ProcessState]  # type: ignore[assignment]  # they are all made by `process`
@@ -100,11 +98,13 @@ class Job(State):
         self.facts: dict[str, str] = {}
         self.started: float | None = None
         self.spent: dict[str, float] = {}
-        """Seconds of the job by what they went into."""
+        """Seconds of the job by kind."""
         self.failures = self.restarts = self.hangs = 0
 
     def take(self, line: Line, now: float) -> None:
-        """Raises KeyError, TypeError or ValueError for a line that the launcher did not send."""
+        """Handle a message. Raises KeyError, TypeError or ValueError for a line that the launcher did not
+        send.
+        """
         kind = line["is"]
         if kind == "begin":
             self.facts, self.started = line["facts"], now

@@ -1,5 +1,6 @@
-"""The exporter process: reads messages from the launcher, and passes them to the exporters that the first one
-names. It ends when the launcher closes its input. The launcher reads its warnings from its output.
+"""Run the exporter process: read messages from the launcher, and pass them to the exporters that the first
+message names. The process ends when the launcher closes its input. The launcher reads its warnings from its
+output.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fleetrun.pod.companion import warning_message
 
 
 class Exporters:
-    """Takes the messages in order; `warn` gets what the user should know."""
+    """The exporters of a job, which get the messages in order. `warn` gets messages for the user."""
 
     def __init__(self, warn: Say) -> None:
         self.job = Job()
@@ -52,7 +53,7 @@ class Exporters:
             self._exporters.append((name, made))
 
     def _each(self, call: Callable[[Exporter], None]) -> None:
-        """One that fails gets no more messages."""
+        """Call all exporters. An exporter that fails gets no more messages."""
         for each in list(self._exporters):
             try:
                 call(each[1])
@@ -65,7 +66,7 @@ class Exporters:
 
 
 def export(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
-    """Until the end of `incoming`."""
+    """Export until the end of `incoming`."""
     exporters = Exporters(lambda text: write(warning_message(text)))
     for raw in incoming:
         exporters.take(raw)
@@ -73,7 +74,7 @@ def export(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
 
 
 def main() -> None:
-    os.nice(10)  # the processors belong to the job
+    os.nice(10)  # the CPU cores belong to the job
     export(sys.stdin.buffer, _write)
 
 

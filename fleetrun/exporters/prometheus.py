@@ -1,5 +1,5 @@
-"""The state of a job as Prometheus metrics, served over HTTP. The names of the metrics are documented in
-docs/reference/metrics.md and do not change.
+"""Serve the state of a job as Prometheus metrics over HTTP. docs/reference/metrics.md documents the names of
+the metrics. These names do not change.
 """
 
 from __future__ import annotations
@@ -95,20 +95,22 @@ TABLE_COUNTERS = {
 
 
 class Prometheus:
-    """The exporter `prometheus`, whose argument is the descriptor of a listening socket."""
+    """The exporter `prometheus`. Its argument is the descriptor of a listening socket."""
 
     def __init__(self, context: Context) -> None:
         serve(socket.socket(fileno=int(context.argument)), JobMetrics(context.job), context.lock)
 
     def take(self, line: Line, now: float) -> None:
-        """Metrics are read from the state of the job at each scrape."""
+        """Do nothing, because each scrape reads the state of the job."""
 
     def close(self) -> None:
-        """The server ends with this process."""
+        """Do nothing, because the server ends with this process."""
 
 
 class JobMetrics(Collector):
-    """Reads the job at each scrape; the caller holds the lock, so that `job` does not change meanwhile."""
+    """A collector that reads the job at each scrape. The caller holds the lock, so `job` does not change
+    meanwhile.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -167,7 +169,7 @@ def _filled(
 
 
 def _named(processes: Sequence[ProcessState]) -> Iterator[Metric]:
-    """The metrics that have a third label."""
+    """Yield the metrics that have a third label."""
     exits = CounterMetricFamily(
         "fleetrun_process_exits", "Ends of its processes by outcome", labels=(*_LABELS, "outcome")
     )
@@ -206,7 +208,7 @@ def _of_servers(processes: Sequence[ProcessState]) -> Iterator[Metric]:
 
 
 def usage(pid: int | None) -> tuple[float | None, float | None]:
-    """Resident bytes and CPU seconds of a process; None if it is not running."""
+    """Return resident bytes and CPU seconds of a process, each None if it does not run."""
     if pid is None:
         return None, None
     try:
@@ -216,8 +218,8 @@ def usage(pid: int | None) -> tuple[float | None, float | None]:
     return float(found.resident * _PAGE), found.ticks / _TICKS
 
 
-# ---- The HTTP server. The launcher opens its socket. There is a limit on clients, and a new client replaces
-# the oldest: one that sends or reads nothing cannot block the others.
+# ---- The HTTP server. The launcher opens its socket. The number of clients is limited, and a new client
+# replaces the oldest one. A silent client therefore cannot block the others.
 
 _MOST_CLIENTS = 16
 _MOST_REQUEST_BYTES = 64 * 1024
@@ -226,7 +228,7 @@ _Start = Callable[..., Any]
 
 
 class _Request(io.BufferedReader):
-    """Reads a request up to the limit."""
+    """A request, read up to the limit."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(raw)
@@ -248,7 +250,7 @@ class _Handler(WSGIRequestHandler):
         self.rfile = _Request(self.rfile)  # type: ignore[arg-type]  # unbuffered, so it is raw
 
     def log_message(self, format: str, *args: object) -> None:
-        """No log: stdout and stderr belong to the launcher."""
+        """Write no log, because stdout and stderr belong to the launcher."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -259,7 +261,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.socket.close()
         self.socket = listening
         host, port = listening.getsockname()[:2]
-        self.server_name, self.server_port = str(host), int(port)  # a look-up would ask a name server
+        self.server_name, self.server_port = str(host), int(port)  # a look-up would send a DNS request
         self.setup_environ()
         self._slots = threading.Semaphore(_MOST_CLIENTS)
         self._clients: dict[socket.socket, None] = {}
@@ -272,7 +274,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._clients[request] = None
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started
+        except RuntimeError:  # no thread can start
             self._slots.release()
             raise
 
@@ -288,21 +290,23 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects is not an error."""
+        """Ignore clients that disconnect, which is not an error."""
 
     def _drop_oldest(self) -> None:
-        """If there are too many clients: the thread of the oldest ends once its socket is shut down."""
+        """Disconnect the oldest client if there are too many. Its thread ends after the shutdown of its
+        socket.
+        """
         with self._lock:
             if len(self._clients) >= _MOST_CLIENTS:
-                with contextlib.suppress(OSError):  # already disconnected
+                with contextlib.suppress(OSError):  # the client has disconnected
                     next(iter(self._clients)).shutdown(socket.SHUT_RDWR)
 
 
 def serve(
     listening: socket.socket, collector: Collector, lock: threading.Lock, poll: float = 3600.0
 ) -> WSGIServer:
-    """Serve in daemon threads; metrics are collected under the lock. The server checks every `poll` seconds
-    whether it was shut down.
+    """Serve in daemon threads, and collect metrics under the lock. Every `poll` seconds, the server checks if
+    it was shut down.
     """
     registry = CollectorRegistry(auto_describe=True)
     registry.register(collector)

@@ -1,4 +1,4 @@
-"""Where exports go: the folder of --tensorboard, and the socket of --metrics_port."""
+"""Prepare the targets of exports: the directory of --tensorboard, and the socket of --metrics_port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetrun.host.network import Ports
 
 
 def check_folder(name: str) -> Path:
-    """Create the folder if necessary. Raises UsageError if it cannot be written to."""
+    """Create the directory if necessary. Raises UsageError if it is not writable."""
     path = Path(name).absolute()
     if "://" in name:
         raise UsageError(
@@ -33,9 +33,10 @@ def check_folder(name: str) -> Path:
 
 
 def listening_socket(host: str, port: int, ports: Ports, endpoints: Iterable[str]) -> socket.socket:
-    """A listening socket; port 0 takes any free port. `ports` reserves it, `endpoints` are those of the job.
+    """Return a listening socket. Port 0 takes any free port.
 
-    Raises UsageError for an address of another machine, PortError for a port that is in use.
+    `ports` reserves the port. `endpoints` are the endpoints of the job. Raises UsageError for an address of
+    another host, and PortError for a port in use.
     """
     if port and port in {split_endpoint(each)[1] for each in endpoints if each}:
         raise PortError(f"--metrics_port {port} is used by this job itself", hint="Choose another port.")
@@ -72,6 +73,6 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ..
 
 
 def metrics_url(sock: socket.socket) -> str:
-    """`http://127.0.0.1:9100/metrics`"""
+    """Return `http://127.0.0.1:9100/metrics`."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"

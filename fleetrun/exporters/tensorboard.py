@@ -1,7 +1,8 @@
-"""TensorBoard: the numbers that processes report, in event files, one folder per process (`DIR/trainer.0`).
+"""Write the numbers that processes report to TensorBoard event files, in one directory per process
+(`DIR/trainer.0`).
 
-The package `tensorboard` takes a second to import and many jobs never report anything, so it is imported with
-the first event file.
+The import of the package `tensorboard` takes a second, and many jobs report nothing. The import therefore
+happens with the first event file.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from fleetrun.frozen import frozen
 LOSS = "loss"
 RATE = "throughput/samples_per_second"
 
-_LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report whose time differs by more gets the time of this process
+_LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report with a larger difference gets the time of this process
 _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
 
 
 def exporter(context: Context) -> EventFiles:
-    """The exporter `tensorboard`, whose argument is the folder."""
+    """Return the exporter `tensorboard`. Its argument is the directory."""
     return EventFiles(Path(context.argument), context.warn)
 
 
 class ScalarFile(Protocol):
-    """What `EventFiles` needs of an `EventFile`."""
+    """The part of an `EventFile` that `EventFiles` needs."""
 
     @property
     def deleted(self) -> bool: ...
@@ -43,7 +44,7 @@ class ScalarFile(Protocol):
 
 
 class EventFiles:
-    """The event files of all processes. `warn` gets each problem once; writing continues."""
+    """The event files of all processes. `warn` gets each problem once, and writing continues."""
 
     def __init__(
         self,
@@ -54,14 +55,16 @@ class EventFiles:
         self._folder = folder
         self._warn = warn
         self._make = make or EventFile
-        self._names: dict[str, str] = {}  # of folders, by container
+        self._names: dict[str, str] = {}  # directories by process
         self._scalars: dict[str, ChangedScalars] = {}
         self._files: dict[str, ScalarFile] = {}
         self._tables: dict[str, TableScalars] = {}
         self._warned: set[str] = set()
 
     def take(self, line: Line, now: float) -> None:
-        """Raises KeyError, TypeError or ValueError for a line that `job_state` did not make."""
+        """Handle a message. Raises KeyError, TypeError or ValueError for a line that `job_state` did not
+        make.
+        """
         if line.get("event") == "ready":
             self._names = {each["name"]: f"{each['role']}.{int(each['rank'])}" for each in ranked(line)}
         elif line.get("event") == "started":
@@ -119,7 +122,7 @@ class EventFiles:
 
 @frozen
 class ScalarPoint:
-    """Numbers of one step by their tags. `restart`: this is the first point of another attempt."""
+    """Numbers of one step by tag. `restart`: this is the first point of another attempt."""
 
     step: int
     scalars: dict[str, float]
@@ -127,7 +130,7 @@ class ScalarPoint:
 
 
 _TABLE_PERIOD = 60.0
-"""Seconds: there may be hundreds of numbers, and event files are kept for long."""
+"""Seconds between two points. A table may have hundreds of numbers, and people keep event files for long."""
 _MOST_TABLES = 100
 _OF_TABLES = (
     "rows", "bytes", "on_disk", "candidates", "new", "refused", "evicted", "pulls_s", "pushes_s", "ids_hour",
@@ -136,19 +139,23 @@ _OF_TABLES = (
 
 
 class TableScalars:
-    """Of one server: once a minute the last numbers of its tables, 100 at most, at the server's step."""
+    """The tables of one server: once a minute, the last numbers of at most 100 tables, at the
+    server's step.
+    """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Another process starts. Its steps follow those of the one before, as far as that was recovered."""
+        """Start another process. Its steps follow the steps of its predecessor, as far as these were
+        recovered.
+        """
         self._known: dict[str, dict[str, float]] = {}
         self._next, self._told, self._step, self._time = 0.0, True, 0, 0.0
         self._restart = True
 
     def take(self, line: Line, now: float) -> tuple[ScalarPoint, float] | None:
-        """The numbers to write and their time; None if it is too early."""
+        """Return the numbers to write and their time, or None if it is too early."""
         for name, numbers in line["tables"].items():
             if name not in self._known and len(self._known) >= _MOST_TABLES:
                 continue
@@ -163,7 +170,7 @@ class TableScalars:
         return self.last()
 
     def last(self) -> tuple[ScalarPoint, float] | None:
-        """What has not been written."""
+        """Return the numbers that were not written."""
         if self._told:
             return None
         restart, self._restart, self._told = self._restart, False, True
@@ -172,23 +179,25 @@ class TableScalars:
 
 
 class ChangedScalars:
-    """Selects from the reports of one process the numbers to write: each once per step, unless it changes."""
+    """A selection from the reports of one process: each number once per step, unless it changes."""
 
     def __init__(self) -> None:
         self.refused = False
-        """Whether there were too many names."""
+        """True if the script used too many names."""
         self._restart = True
         self._reports = 0
         self._written: dict[str, tuple[int, float]] = {}
 
     def restart(self) -> None:
-        """Another attempt starts; it may repeat steps of the one before."""
+        """Start another attempt, which may repeat steps of the previous one."""
         self._restart = True
         self._reports = 0
         self._written = dict.fromkeys(self._written, (-1, 0.0))
 
     def take(self, line: Line) -> ScalarPoint | None:
-        """None if the report has nothing new. Without a step the number of the report is the step."""
+        """Return the new numbers of a report, or None. Without a step, the number of the report
+        is the step.
+        """
         self._reports += 1
         step = int(line["step"]) if line["step"] is not None else self._reports
         scalars = self._scalars_of(line)
@@ -204,7 +213,7 @@ class ChangedScalars:
         self.refused |= len(values) < len(line["values"])
         if line["loss"] is not None:
             values[LOSS] = line["loss"]
-        # The rate is measured over time, so it changes within a long step: only its first value is written.
+        # The rate is measured over time, so it changes within a long step. Only its first value is written.
         known = self._written.get(RATE)
         written = line["step"] is not None and known is not None and known[0] == line["step"]
         if line["rate"] is not None and not written:
@@ -215,7 +224,7 @@ class ChangedScalars:
 class EventFile:
     """A new event file in `folder`, by TensorBoard's own record writer. Raises OSError.
 
-    A record is in the file when `write` returns, whole or not at all.
+    When `write` returns, the file has the whole record, or no part of it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -235,14 +244,16 @@ class EventFile:
         source = event_pb2.SourceMetadata(writer=_WRITER)
         try:
             self._add(event_pb2.Event(wall_time=now, file_version=_VERSION, source_metadata=source))
-        except OSError:  # on a full disk every report comes here: leave no file behind and none open
+        except OSError:  # a full disk brings every report here: leave no file behind, and none open
             self._file.close()
             self.path.unlink(missing_ok=True)
             raise
 
     def write(self, step: int, scalars: Numbers, wall: float, *, restart: bool) -> None:
-        """`wall` is in seconds since the epoch. With `restart` readers drop later steps that an earlier
-        attempt wrote. Raises OSError; the file is unchanged then.
+        """Write numbers. `wall` is in seconds since the epoch.
+
+        With `restart`, readers drop later steps of an earlier attempt. Raises OSError and leaves the file
+        unchanged.
         """
         if restart:
             start = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -253,7 +264,7 @@ class EventFile:
 
     @property
     def deleted(self) -> bool:
-        """Whether the file was deleted; a renamed one was not."""
+        """True if the file was deleted. A renamed file is not deleted."""
         return self._file.deleted
 
     def close(self) -> None:
@@ -264,7 +275,7 @@ class EventFile:
 
 
 class _AtomicFile:
-    """Takes a record whole or not at all: a torn one would hide all records after it from readers."""
+    """A file that takes whole records only. A torn record would hide all later records from readers."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -288,7 +299,7 @@ class _AtomicFile:
             return True
 
     def flush(self) -> None:
-        """Part of the interface of RecordWriter; nothing is buffered."""
+        """Do nothing, because nothing is buffered. RecordWriter needs this method."""
 
     def close(self) -> None:
         os.close(self._fd)

@@ -1,1 +1,1 @@
-"""Composition: makes the parts of a launch and connects them."""
+"""Make the parts of a launch and connect them."""

@@ -1,4 +1,4 @@
-"""The launch of a job on several machines, on each of them: makes its objects, and runs them to their end."""
+"""Run a job of several nodes on this node: make the objects of the launch, and run them to their end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fleetrun.plan.topology import Host, Offer
 
 
 def run_cluster(session: LaunchSession, host: Host, ports: Ports, offer: Offer, facts: str) -> int:
-    """Take part in the job; return the exit code. `facts` word what runs on this machine.
+    """Take part in the job and return the exit code. `facts` describes the processes of this node in words.
 
-    Raises LaunchError for what cannot be started.
+    Raises LaunchError if something cannot be started.
     """
     settings, loop, interrupts = session.settings, session.loop, session.interrupts
     node = joining.described(session, host, offer)
@@ -51,7 +51,7 @@ def run_cluster(session: LaunchSession, host: Host, ports: Ports, offer: Offer, 
         reach = Reach(others, partial(ask_ranks, others, agent), listed)
         session.open(reach, *filter(None, (nodes, spares, runner.victims)))
         meeting = open_meeting(options, loop, ports)
-        if session.notices is not None:  # until machines have met
+        if session.notices is not None:  # this holds until the nodes have joined
             session.notices.at_end(settings.rank == 0 if settings.rank >= 0 else meeting.hosted)
         joining.tell_meeting(session, host, meeting)
         node = replace(node, has_store=meeting.hosted or meeting.member)

@@ -1,4 +1,4 @@
-"""What the console shows of a pod that has ended: its report, with hints at causes outside of the script."""
+"""Report how a pod ended, with hints at causes outside of the script."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fleetrun.pod.kernel_log import gpu_errors
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.shadow import shadow_of_failure
 
-WIDE = 100  # columns of a report that goes to no terminal
+WIDE = 100  # columns of a report without a terminal
 
 
 def first_failure(result: JobResult | None) -> ContainerSpec | None:
-    """Return the process with which the report of this result begins."""
+    """Return the process with which the report of this result starts."""
     if result is None or result.cause is None or result.hang is not None:
         return None
     return result.cause.spec
 
 
 def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:
-    """Return the lines of a result that has a cause, which is the last one."""
+    """Return the lines of a result that has a cause. The cause is the last line."""
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
@@ -35,7 +35,7 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
 
 
 def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
-    """Name a `trainers` of the script's own, if an import from it failed."""
+    """Name a `trainers` package of the user, if an import from this package failed."""
     text = "\n".join([*tail.before, *tail.traceback, *tail.after])
     if cause.record is not None:
         text += cause.record.message
@@ -44,7 +44,7 @@ def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
 
 
 def _gpu_hints(cause: Ended) -> list[str]:
-    """Name errors of GPUs that the kernel of this node logged while the process ran."""
+    """Name GPU errors that the kernel of this node logged while the process ran."""
     errors = gpu_errors(cause.started)
     told = "; ".join(printable(each) for each in errors[:3])
     return (
@@ -55,7 +55,9 @@ def _gpu_hints(cause: Ended) -> list[str]:
 
 
 def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Callable[..., str]) -> list[str]:
-    """Print how a pod ended. Return its report, if there is one. `summary`: see `LaunchSession.summary`."""
+    """Print how a pod ended, and return its report, if one exists. For `summary`, see
+    `LaunchSession.summary`.
+    """
     tell_strays(result, console)
     lines, reached = _report(result, spec), summary(spec, result.restarts)
     if result.code == 0:

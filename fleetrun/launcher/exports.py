@@ -1,5 +1,5 @@
-"""The launcher's side of exporting: starts the exporter process, and sends it the record and the reports of
-progress. While the job runs it never waits for the exporter.
+"""Start the exporter process, and send it the events and the progress reports. While the job runs, the
+launcher never waits for the exporter.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fleetrun.proc import readable
 from fleetrun.record.journal import plain
 
 _SPENDING = frozenset({"ready", "progress", "exited", "over"})
-"""Events after which the time of the job is exported anew."""
+"""Events after which the time of the job is exported again."""
 _OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
-"""Fields of a report that are sent as they are."""
-_FINISH_TIMEOUT = 30.0  # seconds at the end for writing what was reported; a signal ends it
-_SILENT_WAIT = 1.0  # seconds of that before a warning
+"""Fields of a report that are sent unchanged."""
+_FINISH_TIMEOUT = 30.0  # seconds at the end to write all reports; a signal ends the wait
+_SILENT_WAIT = 1.0  # seconds of this wait before a warning
 
 
 class Exports(Part):
-    """With --tensorboard, --metrics_port or --export."""
+    """The exports of a launch with --tensorboard, --metrics_port or --export."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         settings, spec = launch.settings, launch.spec
@@ -72,13 +72,13 @@ class Exports(Part):
             self._say(f"TensorBoard: event files in {folder}")
         if listening is not None:
             self._say(f"Metrics: {metrics_url(listening)}")
-            listening.close()  # the exporter process has inherited it
+            listening.close()  # the exporter process has inherited the socket
 
     def noted(self, line: Fields) -> None:
-        if line["event"] != "progress":  # it gets each report
+        if line["event"] != "progress":  # the exporter gets each report itself
             self._send("event", plain(line))
         if line["event"] in _SPENDING:
-            # What is certain: a counter must never go back.
+            # Send only certain time, because a counter must never decrease.
             self._send("spent", {"seconds": self._goodput.seconds()})
 
     def _report(self, container: str, report: Report) -> None:

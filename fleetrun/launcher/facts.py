@@ -1,4 +1,4 @@
-"""The fields of the events `launch` and `ready` in the record."""
+"""Build the fields of the events `launch` and `ready`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
 def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> Document:
-    """Return the fields of the event `launch`. `typed` is what the user typed. `argv` is what to type after
-    `fleetrun` for the same launch, wherever its options came from, without what only the job file had.
+    """Return the fields of the event `launch`.
+
+    `typed` is the command line of the user. `argv` holds the words after `fleetrun` that repeat this launch,
+    wherever its options came from. Options that only the job file can hold are missing in `argv`.
     """
     settings = resolved.settings
     return {
@@ -46,12 +48,12 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> Docume
 def _cwd() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # deleted a moment ago
+    except OSError:  # the directory was deleted a moment ago
         return ""
 
 
 def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
-    """The fewest and the most. They may be given by number, or as a list of addresses."""
+    """Return the fewest and the most nodes. The user gives a number, or a list of addresses."""
     if settings.nnodes != (1, 1):
         return list(settings.nnodes)
     number = next((each.env.get("FLEETRUN_NODE", "") for each in spec.containers), "").rpartition("/")[2]
@@ -59,7 +61,7 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
 
 
 def container_fields(spec: PodSpec) -> list[Document]:
-    """Describe the processes of a pod. The one that runs before them has no rank."""
+    """Describe the processes of a pod. The pre-hook, which runs before the others, has no rank."""
     return [
         {
             "name": each.name,
@@ -74,7 +76,7 @@ def container_fields(spec: PodSpec) -> list[Document]:
 
 
 def logs_of(spec: PodSpec) -> dict[str, Path]:
-    """Return the log of each process, by its name."""
+    """Return the log of each process by name."""
     return {each.name: each.log for each in _with_hook(spec)}
 
 

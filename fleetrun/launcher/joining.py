@@ -1,4 +1,4 @@
-"""What this node brings to the meeting of the job's nodes, and what it wants of them."""
+"""Describe this node to the other nodes of the job, and set the rules by which it joins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fleetrun.record.faults import MachineFaults, faults_path, read_kept
 
 
 def _read_faults(launch: Launch) -> MachineFaults:
-    """What earlier launches have left."""
+    """Return the faults that earlier launches recorded."""
     try:
         return read_kept(faults_path(launch.log_dir)).faults
     except (OSError, ValueError) as error:
@@ -32,11 +32,13 @@ def _read_faults(launch: Launch) -> MachineFaults:
 
 
 _MACHINE_NAMES = ("FLEETRUN_NODE_NAME", "SLURMD_NODENAME")
-"""By which an engine knows this machine; the first is set by our own manifests for Kubernetes."""
+"""Environment variables with the scheduler's name for this node. Our own manifests for Kubernetes set the
+first one.
+"""
 
 
 def _software(settings: LaunchSettings) -> str:
-    """What this Python has installed; empty where no process of the job is one of Python."""
+    """Return the packages of this Python. Empty if no process of the job runs Python."""
     if not runs_python(settings):
         return ""
     return packed(installed(search_path(dict(settings.environment), os.environ)))
@@ -97,7 +99,7 @@ _ETCD_PASSWORD = "FLEETRUN_ETCD_PASSWORD"
 
 
 def store_address(options: MeetingOptions, meeting: Meeting) -> dict[str, str]:
-    """Of the store, for commands of this user on this machine."""
+    """Return the address of the store, for commands of this user on this node."""
     password = os.environ.get(_ETCD_PASSWORD, "")
     master = options.master or meeting.endpoint
     return {"master": master, "job": options.job_id, "token": options.token, "password": password}
@@ -123,8 +125,9 @@ def _is_loopback(endpoint: str) -> bool:
 
 
 def only_nodes_write(endpoint: str, token: str) -> bool:
-    """Whether a stranger cannot write into the store at `endpoint`. Who can write into an etcd of the user's
-    own is not known here.
+    """Return True if strangers cannot write to the store at `endpoint`.
+
+    For an etcd of the user, the result is False, because fleetrun cannot see its permissions.
     """
     if "://" in endpoint:
         return False

@@ -1,5 +1,5 @@
-"""One launch on this machine: settings in, exit code out. Everything is made here, leaves first, or for a job
-on several machines in `cluster.py`; nothing is decided but how the console looks.
+"""Run one launch on this node, from settings to exit code. This module makes all objects in order of
+dependency. For a job of several nodes, `cluster.py` makes the rest. The only decision here is the display.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
 
 
 def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
-    """Launch; return the exit code. Raises LaunchError for what cannot be started.
+    """Launch and return the exit code. `signals` holds the signals received since the process started.
 
-    `signals` holds what came since the process began.
+    Raises LaunchError if something cannot be started.
     """
     settings = resolved.settings
     runs = settings.scheduler == "local" and not settings.dry_run
@@ -72,7 +72,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
             console.warning(f"{clash.sentence}. {clash.way_out}")
         host = locate(settings)
         if not host.alone:
-            from fleetrun.elastic.meeting import check_meeting  # late: one machine needs no network
+            from fleetrun.elastic.meeting import check_meeting  # late: one node needs no network
 
             check_meeting(host.master)
         host = equipped(host, resolved, console.warning, os.environ)
@@ -88,7 +88,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         session = LaunchSession(resolved, spec, console, loop, interrupts)
         if host.alone:
             return _alone(session)
-        from fleetrun.launcher.cluster import run_cluster  # late, too
+        from fleetrun.launcher.cluster import run_cluster  # late, for the same reason
 
         return run_cluster(session, host, ports, offer, facts)
     finally:
@@ -98,17 +98,17 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
 
 
 def _passed_on(settings: LaunchSettings, console: Console) -> Texts:
-    """The variables that --env takes from this environment. Raises UsageError."""
+    """Return the environment variables that --env selects. Raises UsageError."""
     found = chosen(settings.env, os.environ, BY_VARIABLE)
-    if settings.scheduler != "local":  # else the processes inherit them all
+    if settings.scheduler != "local":  # local processes inherit all environment variables
         for remark in found.remarks:
             console.warning(remark)
     return found.values
 
 
 def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard, passed_on: Texts) -> int:
-    """Hand the job to a scheduler."""
-    from fleetrun.schedulers.base import Submission, submit  # late: one machine needs none
+    """Submit the job to a scheduler."""
+    from fleetrun.schedulers.base import Submission, submit  # late: a local job needs no scheduler
 
     job = Submission(
         settings=resolved.settings,
@@ -125,7 +125,7 @@ def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard
 
 
 def _alone(session: LaunchSession) -> int:
-    """A job on this machine."""
+    """Run a job of one node."""
     spec, console, interrupts = session.spec, session.console, session.interrupts
     announce(spec, console)
     runner = PodRunner(session, interrupts)
@@ -152,9 +152,11 @@ def _alone(session: LaunchSession) -> int:
 
 
 def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Console) -> str:
-    """Returns what runs on this machine, in words. One of several machines prints it when all have come.
+    """Show the settings, and return a description of the processes on this node.
 
-    A log that is read afterwards gets Paddle's whole banner, a terminal what differs from the defaults.
+    With several nodes, each node prints the description when all nodes have joined. A log file gets Paddle's
+    whole banner, because people read it afterwards. A terminal gets only settings that differ from the
+    defaults.
     """
     settings, columns = resolved.settings, terminal_columns() or WIDE
     whole = console.enabled("DEBUG") or terminal_columns() is None
@@ -180,25 +182,25 @@ NO_TERMINAL = (
 
 
 def choose_display(requested: str, environ: Environ, *, terminal: bool) -> str:
-    """live, plain, json or quiet. `terminal`: stdout and stderr are the same terminal."""
+    """Return live, plain, json or quiet. `terminal`: stdout and stderr are the same terminal."""
     if requested not in ("auto", "live"):
         return requested
     able = terminal and environ.get("TERM", "") not in ("", "dumb")
     automated = environ.get("CI", "").lower() not in ("", "0", "false")
-    notebook = "JPY_PARENT_PID" in environ  # its `!command` shows colours but cannot move the cursor
+    notebook = "JPY_PARENT_PID" in environ  # a notebook's `!command` shows colours but cannot move the cursor
     wanted = requested == "live" or not (environ.get("NO_COLOR") or automated or notebook)
     return "live" if able and wanted else "plain"
 
 
 def console_for(requested: str, level: str, environ: Environ, *, runs: bool = True) -> Console:
-    """A console on stdout and stderr of this process. Without `runs` this process starts no job, so there is
-    no state to show, and there are no events.
+    """Return a console on stdout and stderr of this process. Without `runs`, this process starts no job: the
+    console then has no state and no events to show.
     """
     out, err = sinks()
     colour = wants_colour(environ, 1, 2)
     display = choose_display(requested, environ, terminal=out is err and os.isatty(1))
     if display == "json" and runs:
-        from fleetrun.console.jsonlines import JsonConsole  # late, as below: a launch needs one at most
+        from fleetrun.console.jsonlines import JsonConsole  # late, as below: a launch needs at most one
 
         return JsonConsole(out, err, level)
     if display == "live" and runs:

@@ -1,5 +1,5 @@
-"""This node's part in a check before a start (--check): a helper process measures, and the launcher waits for
-no longer than the check may take.
+"""Run this node's part in a check before a start (--check). A helper process measures, and the launcher
+limits its time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fleetrun.pod.companion import Companion
 from fleetrun.pod.process import Exit
 
 _LATE = 1.0
-"""Seconds beyond its time until the process is given up."""
+"""Seconds that the helper process may exceed its time before the launcher gives up."""
 
 _WAY = 2.5
-"""Seconds for the way to the partner, whose process may begin later."""
+"""Seconds to reach the partner, whose process may start later."""
 
 
 class NodeCheck:
-    """One turn. `then` gets what was found, once, unless it is cancelled."""
+    """One turn of a check. Passes the measurement to `then` once, unless the check is cancelled."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class NodeCheck:
         self._finish(replace(self._found(), late=self._seconds + _LATE))
 
     def _found(self) -> Measured:
-        """As far as it has told."""
+        """Return the measurements of the helper process so far."""
         took = self._loop.clock() - self._began
         try:
             fields = json.loads(self._last)
@@ -126,7 +126,7 @@ class NodeCheck:
 
 
 def _partner(turn: Sequence[tuple[int, int]], rank: int) -> tuple[int, bool]:
-    """The partner's rank, -1 without one, and whether this node measures."""
+    """Return the rank of the partner, or -1, and True if this node visits the partner."""
     for one, other in turn:
         if rank in (one, other):
             return (other, True) if rank == one else (one, False)

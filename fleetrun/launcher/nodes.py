@@ -1,4 +1,4 @@
-"""What happens between the nodes of a job: shows it, records it, and notifies people of it."""
+"""Show and record what happens between the nodes of a job, and notify people."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fleetrun.launcher.notices import Notices
 
 _FRAME = 80
-_MOST_NOTED = 1000  # machines, of which the record says what runs there
+_MOST_NOTED = 1000  # most nodes whose processes the event log lists
 
 
 class Nodes(Part):
-    """Part of every launch on several machines. `facts`: what runs on this one."""
+    """A part of every launch with several nodes. `facts` describes the processes of this node."""
 
     def __init__(self, session: LaunchSession, victims: Victims, facts: str = "") -> None:
         self._session = session
@@ -84,7 +84,7 @@ class Nodes(Part):
             "spare": note.spare,
         }
         if self._has_met and (note.spare or note.present < note.most):
-            self._has_met = False  # a record begins with the wait for the first meeting: that is not noted
+            self._has_met = False  # the first wait, at the start of an event log, is not recorded
             self._note(**line)
         else:
             self._session.status.handle({"time": now, "event": "waiting", **line})
@@ -105,7 +105,7 @@ class Nodes(Part):
         self._note(text, generation=place.generation, rank=place.rank, nodes=hosts, processes=there)
 
     def _compare(self, place: Assignment) -> None:
-        """Tell in what the installed packages of the machines differ, once."""
+        """Show once how the installed packages of the nodes differ."""
         titled = [(place_name(each.name, rank), each.software) for rank, each in enumerate(place.members)]
         same = len({text for _, text in titled}) == 1
         serious, other = found = ([], []) if same else differences(kinds(titled))
@@ -148,7 +148,7 @@ class Nodes(Part):
         return "all nodes start again"
 
     def _keep(self, faults: MachineFaults) -> None:
-        """Write them for the next launch, and tell of a machine that is left out from now on."""
+        """Save the faults for the next launch, and report newly excluded nodes."""
         before, self._known = self._known, faults
         after = self._settings.exclude_after
         for node, own in excluded(faults, after).items():
@@ -178,7 +178,7 @@ class Nodes(Part):
     # ---- the end
 
     def report_end(self, outcome: Outcome, last: PodSpec, *, served: bool) -> End:
-        """Show how the job ended for this node, whose last pod this was. `served`: a launcher served the
+        """Show how the job ended for this node. `last` is its last pod. `served`: a launcher served the
         store.
         """
         console, pod = self._console, last.name
@@ -206,7 +206,9 @@ class Nodes(Part):
         return _end(outcome)
 
     def _final(self, cause: Cause) -> None:
-        """The report of the node that failed, or of a failure of no node; every node shows the same."""
+        """Show the report of the node that failed, or of a failure without a node. All nodes show
+        the same.
+        """
         node, rank, lines = cause.node, cause.rank, cause.lines
         known = bool(node) and " ".join(cause.headline.split()) in " ".join(" ".join(lines).split())
         head = f"On {place_name(node, rank)}:" if known else headline_on_node(node, rank, cause.headline)
@@ -233,8 +235,10 @@ def _end(outcome: Outcome) -> End:
 def tells_for_job(
     rank: int, cause: Cause | None, error: LaunchError | None = None, *, served: bool = False
 ) -> bool:
-    """Whether the machine of this rank tells people of it: the first one, or the second where it is the first
-    one that was lost; with that goes the store, if a launcher has `served` it.
+    """Return True if the node of this rank sends the notifications of the job.
+
+    Usually the first node sends them. The second node does if the first node is lost. It also does if the
+    store is lost and a launcher has `served` the store, because the store is lost with the first node.
     """
     lost = cause is not None and cause.why is CauseKind.LOST and cause.rank == 0
     return rank == (1 if lost or (served and isinstance(error, StoreLostError)) else 0)
@@ -245,12 +249,12 @@ def _place_of_end(notices: Notices, outcome: Outcome, *, served: bool) -> None:
     where = {} if cause is None else {"node": cause.rank, "host": cause.node}
     if outcome.rank >= 0:
         notices.at_end(tells_for_job(outcome.rank, cause, outcome.error, served=served), **where)
-    elif outcome.code == 0:  # a spare; else machines have never met
+    elif outcome.code == 0:  # a spare; with another code, the nodes never joined
         notices.at_end(False)
 
 
 def missed(note: Waiting) -> str:
-    """How many nodes there are, and which are missing."""
+    """Describe how many nodes have joined, and which nodes are missing."""
     nodes = "1 node" if note.present == 1 else f"{note.present} nodes"
     if note.spare:
         return f"the job runs on {nodes}; this node is a spare, and waits"
@@ -267,12 +271,14 @@ def missed(note: Waiting) -> str:
 
 
 def place_name(node: str, rank: int) -> str:
-    node = printable(node)  # the name comes from another machine
+    node = printable(node)  # the name comes from another node
     return f"node {rank}, {node}" if rank >= 0 else f"node {node}"
 
 
 def headline_on_node(node: str, rank: int, headline: str) -> str:
-    """`node 1, h2: trainer 3 exited with code 1`; a node that the headline begins with is not repeated."""
+    """Return `node 1, h2: trainer 3 exited with code 1`. A headline that starts with the node does not repeat
+    the node.
+    """
     headline = printable(headline)
     if not node:
         return headline
@@ -282,7 +288,7 @@ def headline_on_node(node: str, rank: int, headline: str) -> str:
 
 
 def last_line(cause: Cause) -> str:
-    """The cause in one line, and where it was."""
+    """Return the cause in one line, with its node."""
     return headline_on_node(cause.node, cause.rank, cause.summary or cause.headline)
 
 

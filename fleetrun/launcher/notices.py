@@ -1,7 +1,7 @@
-"""The launcher's side of --notify: from what happens to a job to one message for each moment, which the
-notifier process delivers. While the job runs it never waits for that.
+"""Send the notifications of --notify: one message for each event, delivered by the notifier process. While
+the job runs, the launcher never waits for the delivery.
 
-On several machines one of them tells for the job: `nodes.tells_for_job`.
+With several nodes, one node sends the notifications of the job: see `nodes.tells_for_job`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.record.journal import encoded, plain
 
-_LONGEST_WAIT = 5.0  # seconds that the end of a launch waits for the last messages; a signal ends it
-_SILENT_WAIT = 1.0  # seconds of that before the user is told
+_LONGEST_WAIT = 5.0  # seconds that the end of a launch waits for the last messages; a signal ends the wait
+_SILENT_WAIT = 1.0  # seconds of this wait before the user sees a line about it
 
 
 class Notices(Part):
-    """With --notify."""
+    """The notifications of a launch with --notify."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         """Start the notifier process. Raises LaunchError."""
         self.node = 0
-        """The rank of this machine."""
+        """The rank of this node."""
         self._alone = reach.others is None
         self._tells = True
         self._where: Fields = {}
@@ -57,8 +57,8 @@ class Notices(Part):
         self._companion.write(encoded_line(titled))
 
     def handle(self, event: Event) -> None:
-        """An event after which this machine starts processes again by itself: if it is alone, and else with
-        parameter servers, after a failure.
+        """Send a notification if this node restarts processes on its own decision. A single node decides
+        alone. A node of several decides alone only after a failure in a job with parameter servers.
         """
         by_itself = self._alone or self._settings.run_mode.has_servers
         match event:
@@ -70,11 +70,13 @@ class Notices(Part):
                 self._restart("hang", event.cause, decision)
 
     def restarting(self, sentence: str, *, hang: bool, **fields: Any) -> None:
-        """All machines stop their processes, and start them again. `sentence`: why, and on which."""
+        """Send a notification that all nodes restart their processes. `sentence` gives the reason and the
+        node.
+        """
         self._tell("hang" if hang else "restart", f"restarts: {sentence}", reason=sentence, **fields)
 
     def at_end(self, tells: bool, **where: Any) -> None:
-        """Whether this machine tells of the end, and the `node` and `host` that it is about."""
+        """Set if this node sends the notification of the end, and the `node` and `host` of the cause."""
         self._tells, self._where = tells, where
 
     def over(self, end: End, reached: str) -> None:
@@ -161,5 +163,5 @@ def encoded_line(value: Any) -> bytes:
 
 
 def for_slack(text: str) -> str:
-    """What Slack would take for its markup, as `<!channel>`, is text."""
+    """Escape the characters that Slack reads as markup, as in `<!channel>`."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

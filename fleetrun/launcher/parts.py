@@ -1,6 +1,5 @@
-"""What a launch has besides its pods: exports, notifications, standbys, watches. Each is a `Part`.
-
-To add one, write a module with a subclass of `Part` and a line of `PARTS`.
+"""Define the parts of a launch besides its pods: exports, notifications, standbys and watches. To add one,
+write a module with a subclass of `Part`, and add a line to `PARTS`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from fleetrun.stacks.helper import AskOthers
 
 Event: TypeAlias = "PodEvent | NodeEvent"
-"""What happens on this machine, and between the nodes of the job: one stream, `LaunchSession.publish`."""
+"""An event on this node, or between the nodes of the job. `LaunchSession.publish` receives all of them."""
 
 PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
     "ranks": lambda its: True,
@@ -41,15 +40,15 @@ PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
     "exports": lambda its: its.tensorboard or its.metrics_port is not None or its.export,
     "notices": lambda its: its.notify,
 }
-"""By the module in this folder, whose class has the same name: when the settings of a launch ask for it. They
-are closed in this order, and the last two may wait.
+"""Parts by the name of their module in this directory, with the settings that need them. The class has the
+name of the module. The parts close in this order, so that only the last two may wait.
 """
 
 
 @frozen
 class Reach:
-    """The other nodes of a job. `others` asks for their status, and `ask` for where their ranks are. With
-    --warm, `listed` gets what spares may import.
+    """The links to the other nodes of a job. `others` requests their status, and `ask` the positions of their
+    ranks. With --warm, `listed` receives the modules that spares may import.
     """
 
     others: Others | None = None
@@ -59,7 +58,7 @@ class Reach:
 
 @frozen_by_name
 class End:
-    """The end of the job on this machine. `first` is the process of the first failure, if that was here.
+    """The end of the job on this node. `first` is the process of the first failure, if it ran on this node.
     `requested`: the user ended the job.
     """
 
@@ -72,7 +71,9 @@ class End:
 
 
 class Launch:
-    """What the parts of a launch share. `spec` is the first pod, or the one that this node expects."""
+    """The objects that the parts of a launch share. `spec` is the first pod, or the pod that this node
+    expects.
+    """
 
     def __init__(
         self, resolved: Resolved, spec: PodSpec, console: Console, loop: Loop, interrupts: Interrupts
@@ -86,14 +87,16 @@ class Launch:
         self.runtime = files.run_folder(os.environ)
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self.wall: Clock = lambda: booted + time.clock_gettime(time.CLOCK_BOOTTIME)
-        """Seconds since the epoch. It goes on as before if someone sets the clock of the machine."""
+        """Seconds since the epoch. Setting the clock of the machine does not change this clock."""
         self.log_dir = Path(settings.log_dir).absolute()
         self.journal = Journal(journal_path(self.log_dir, settings.job_id, spec.name), self.wall)
         self.progress = ProgressReceiver(
             loop, files.progress_socket(self.runtime, spec.name), self.journal.write
         )
         self.companions: set[int] = set()
-        """Pids of the launcher's own processes. They are spared when what containers left is ended."""
+        """Process IDs of the launcher's own helper processes. They survive when the launcher ends stray
+        processes of the job.
+        """
         self.status = JobStatus(self.progress, self.wall)
         self.memory = MemoryStore(loop, files.memory_socket(self.runtime, spec.name))
         self.marks = Marks(marks_path(self.log_dir, settings.job_id, spec.name), loop, self.wall)
@@ -106,10 +109,10 @@ class Launch:
         self.console.warning(printable(text))
 
     def show_status(self) -> None:
-        """Begin to show the state of the job, where the console does so."""
+        """Start to show the state of the job, if the console shows states."""
         if not self.console.shows_status:
             return
-        from fleetrun.console.status_text import status_fields  # late: few launches show it
+        from fleetrun.console.status_text import status_fields  # late: few launches show the state
 
         most, status = self.settings.nnodes[1], self.status
         silent, stopping, waits = status.silent_for, status.stopping_for, status.waits_for
@@ -120,22 +123,22 @@ class Launch:
 
 
 class Part:
-    """Hears what happens to a launch. All methods but `close` must return at once."""
+    """A receiver of the events of a launch. All methods except `close` must return immediately."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
-        """Begin, before the first process starts. Raises LaunchError for what cannot be."""
+        """Start before the first process. Raises LaunchError if the part cannot start."""
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
-        """This pod is next, after so many restarts."""
+        """Prepare for the next pod. `restarts`: restarts so far."""
 
     def handle(self, event: Event) -> None:
-        """What has happened."""
+        """Handle an event."""
 
     def noted(self, line: Fields) -> None:
-        """A line of the record."""
+        """Handle a line of the event log."""
 
     def over(self, end: End, reached: str) -> None:
-        """The job is over on this machine. `reached`: `12m34s, 800 steps, loss 0.21`."""
+        """Handle the end of the job on this node. `reached`: `12m34s, 800 steps, loss 0.21`."""
 
     def close(self, urgent: int) -> None:
-        """After the last process. A wait ends when `urgent` becomes readable. May be called twice."""
+        """Close after the last process. A wait ends when `urgent` becomes readable. You may call it twice."""

@@ -1,5 +1,5 @@
-"""The pods of this node in a job on several, one for each generation; and where the ranks of the other nodes
-are.
+"""Make the pods of this node in a job of several nodes, one per generation. Find the positions of the ranks
+on the other nodes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class PodFactory:
-    """Pods of this machine, one for each generation, all with the same name and log files."""
+    """A factory of the pods of this node. All generations use the same name and log files."""
 
     def __init__(self, launch: Launch, host: Host, runner: PodRunner) -> None:
         self.last: PodSpec = launch.spec
-        """Of the present generation, or the last one."""
+        """The pod of the present or the last generation."""
         self._launch = launch
         self._host = host
         self._runner = runner
@@ -59,7 +59,7 @@ class PodFactory:
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict, reason=why)
         _, *lines, log, summary = failure_report(alone, self._launch.log_dir, WIDE)
-        log = f"{log.partition(':')[0]}: {ended.spec.log}"  # the others' logs are on other machines
+        log = f"{log.partition(':')[0]}: {ended.spec.log}"  # other processes have their logs on other nodes
         headline = failure_headline(ended) if verdict is None else verdict.sentence
         return headline, (*lines, log), summary
 
@@ -67,8 +67,8 @@ class PodFactory:
 def ask_ranks(
     inquiry: Inquiry, agent: Agent, detail: Detail, then: Callable[[list[State], str], None]
 ) -> None:
-    """Ask where the ranks of the other nodes are: `AskOthers` of `stacks.helper`. For a node that does not
-    answer, `then` gets its ranks with a note.
+    """Find the positions of the ranks on the other nodes, as `AskOthers` of `stacks.helper`. If a node does
+    not answer, `then` gets its ranks with a note.
     """
     place = agent.place
     if place is None:

@@ -1,6 +1,4 @@
-"""This machine before a launch: whether the program can run here, which of the job's machines this is, its
-devices and its ports. Starts nothing.
-"""
+"""Check this node before a launch: its program, its rank, its devices and its ports. Starts nothing."""
 
 from __future__ import annotations
 
@@ -40,12 +38,12 @@ from fleetrun.pod.spec import PodSpec
 from fleetrun.shadow import Shadow, shadow_of_script
 from fleetrun.values import replace
 
-# ---- Where logs go
+# ---- The directory of the logs
 
 
 def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
-    """With a temporary folder for the logs, if none is named and the working directory is read-only: in a
-    container a script may be made to run there.
+    """Replace the default log directory with a temporary one if the working directory is read-only. A
+    container may run a script in such a directory.
     """
     here = Path(resolved.settings.log_dir)
     if "log_dir" in resolved.origins or here.exists() or os.access(here.parent, os.W_OK):
@@ -61,7 +59,9 @@ def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
 
 
 def check_python_script(script: str) -> None:
-    """Raises ScriptNotFoundError (exit code 127) or ScriptNotExecutableError (126)."""
+    """Check that the script can run. Raises ScriptNotFoundError (exit code 127) or ScriptNotExecutableError
+    (126).
+    """
     path = Path(script)
     if path.is_dir() and not (path / "__main__.py").exists():
         raise ScriptNotExecutableError(f"{script} is a directory, not a script")
@@ -72,12 +72,12 @@ def check_python_script(script: str) -> None:
 
 
 def check_module(module: str) -> None:
-    """Looks for the top-level package only: finding more would mean importing it."""
+    """Check that the top-level package of the module exists. A complete check would import the package."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
     top = module.partition(".")[0]
-    here = str(Path.cwd())  # not ".": Python remembers what that was
+    here = str(Path.cwd())  # an absolute path, because Python caches the meaning of "."
     if not top.isidentifier() or top == "__main__":
         raise ScriptNotFoundError(
             f"-m {module}: that is not the name of a module", hint="Without -m it is a file."
@@ -89,7 +89,7 @@ def check_module(module: str) -> None:
 
 
 def check_executable(program: str, path_variable: str) -> None:
-    """`program` as it will be started: with a slash a file, without one a name on PATH."""
+    """Check `program` as the kernel will start it: with a slash a file, else a name on PATH."""
     if "/" in program:
         path = Path(program)
         if path.is_dir():
@@ -107,7 +107,7 @@ def check_executable(program: str, path_variable: str) -> None:
 
 
 def _nearby(path: Path) -> str | None:
-    """A file of that folder with almost that name."""
+    """Return a file of this directory with a similar name."""
     try:
         names = [each.name for each in path.parent.iterdir() if each.is_file()]
     except OSError:
@@ -116,14 +116,14 @@ def _nearby(path: Path) -> str | None:
     return f"Did you mean {path.parent / near[0]}?" if near else None
 
 
-# ---- Checks of this machine: program, devices, ports
+# ---- Checks of this node: program, devices, ports
 
 
 def check_program(settings: LaunchSettings) -> None:
-    """Raises LaunchError for a script, module or program that cannot be run, FileNotFoundError where the
-    current directory was deleted.
+    """Check that the script, module or program of each process can run. Raises LaunchError if one cannot, and
+    FileNotFoundError if the current directory was deleted.
     """
-    Path.cwd()  # raises what `cli.py` reports, if that folder was deleted
+    Path.cwd()  # if the directory was deleted, this raises the error that `cli.py` reports
     search = dict(settings.environment).get("PATH", os.environ.get("PATH", os.defpath))
     for argv in dict.fromkeys(process_command(settings, role) for role in _roles(settings)):
         if argv[:3] == (sys.executable, "-u", "-m"):
@@ -140,27 +140,27 @@ def check_program(settings: LaunchSettings) -> None:
 
 
 def runs_python(settings: LaunchSettings) -> bool:
-    """Whether a process of this job runs under this Python."""
+    """Return True if a process of this job runs under this Python."""
     return any(process_command(settings, role)[0] == sys.executable for role in _roles(settings))
 
 
 def name_clash(settings: LaunchSettings, environ: Environ) -> Shadow | None:
-    """Another `trainers` that keeps a script of this job from importing what it names."""
+    """Find another `trainers` package that hides ours from a script of this job."""
     environ = {**environ, **dict(settings.environment)}
     commands = dict.fromkeys(process_command(settings, role) for role in _roles(settings))
     return next(filter(None, (shadow_of_script(argv, environ) for argv in commands)), None)
 
 
 def _roles(settings: LaunchSettings) -> list[Role]:
-    """Those that may have processes here, trainers first."""
+    """Return the roles that may have processes on this node, trainers first."""
     servers = [Role.SERVER] if settings.run_mode.has_servers else []
     return [Role.TRAINER, *servers, *(own.role for own in settings.roles)]
 
 
 def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn: Say) -> None:
-    """The job's secret out of --token_file into the environment, where the processes of the job look for it.
+    """Read the job's token from --token_file into the environment, where the processes of the job find it.
 
-    Raises UsageError for a file that cannot be read, or holds no secret.
+    Raises UsageError if the file cannot be read or holds no valid token.
     """
     if settings.token_file is not None:
         try:
@@ -184,22 +184,24 @@ def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn
 
 
 def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> None:
-    """What --notify says as FLEETRUN_NOTIFY, for launchers that a scheduler starts: it is never a word of
-    their command line.
+    """Set FLEETRUN_NOTIFY to the value of --notify, for the launchers that a scheduler starts. The command
+    line of these launchers never holds the value, because it may contain secrets.
     """
     if settings.notify and settings.scheduler != "local":
         said = (text if name == "webhook" else f"{name}:{text}" for name, text in settings.notify)
         environ[NOTIFY] = "\n".join(said)
 
 
-# ---- This machine: its place among the machines of the job, its devices, its ports
+# ---- This node: its rank in the job, its devices, its ports
 
 _EVERYWHERE = ("localhost", "::1")
 _SOMEWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737): any remote address
 
 
 def locate(settings: LaunchSettings) -> Host:
-    """Raises UsageError when this machine is not in the list, or matches more than one entry."""
+    """Find this node in the list of nodes. Raises UsageError if it is missing, or matches more than one
+    entry.
+    """
     listed = settings.ips or _listed(settings)
     if not listed:
         master = _store(settings, ()) if _several(settings) else None
@@ -231,7 +233,9 @@ def locate(settings: LaunchSettings) -> Host:
 
 
 def is_first(host: Host) -> bool:
-    """Whether this machine is known to be node 0, and no other of the list has the address of the store."""
+    """Return True if this node is certainly node 0, and no other node of the list has the address of the
+    store.
+    """
     store = (
         split_endpoint(host.master)[0] if host.master and host.rank == 0 and "://" not in host.master else ""
     )
@@ -239,15 +243,17 @@ def is_first(host: Host) -> bool:
 
 
 def patience(settings: LaunchSettings, environ: Environ) -> float:
-    """Seconds in which the names of machines get their addresses; in Kubernetes once their pods run."""
+    """Return how many seconds the names of nodes may take to get addresses. In Kubernetes they get addresses
+    when their pods run.
+    """
     return settings.rdzv_timeout if "KUBERNETES_SERVICE_HOST" in environ else _NAMES
 
 
-_NAMES = 5.0  # elsewhere than in Kubernetes
+_NAMES = 5.0  # outside of Kubernetes
 
 
 def _store(settings: LaunchSettings, listed: Strings) -> str | None:
-    """--master, where `embedded:3` is the first three machines of the list."""
+    """Return --master. `embedded:3` stands for the first three nodes of the list."""
     master = settings.master or ""
     if not master.startswith(EMBEDDED):
         return settings.master
@@ -262,7 +268,7 @@ def _store(settings: LaunchSettings, listed: Strings) -> str | None:
 
 
 def _refuse_loopback(settings: LaunchSettings, listed: Strings) -> None:
-    """Raises UsageError for a list in which an address means every machine, and others only one."""
+    """Raise UsageError for a list that mixes loopback addresses, which every node has, with others."""
     own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
     if own and len(own) < len(listed):
         others = [each for each in listed if each not in own]
@@ -278,7 +284,7 @@ def _several(settings: LaunchSettings) -> bool:
 
 
 def _listed(settings: LaunchSettings) -> Strings:
-    """The machines of the endpoint lists, in the order in which they appear."""
+    """Return the hosts of the endpoint lists, in order of appearance."""
     stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
     endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
     return tuple(dict.fromkeys(split_endpoint(each)[0] for each in endpoints))
@@ -289,8 +295,10 @@ def _origin(settings: LaunchSettings) -> str:
 
 
 def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings:
-    """The listed machines that are this one: the one of --host, else those whose address it has, else the one
-    of --rank. Names may get their addresses until the deadline.
+    """Return the listed hosts that are this node.
+
+    These are the value of --host, else the hosts with an address of this node, else the host at --rank. Names
+    may get their addresses until the deadline.
     """
     if settings.host is not None:
         if settings.host in listed:
@@ -305,7 +313,7 @@ def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings
         known = own or ", ".join(addresses())
     if not mine:
         unknown = [each for each in listed if not host_addresses(each)]
-        if 0 <= settings.rank < len(listed):  # behind another address
+        if 0 <= settings.rank < len(listed):  # this node is behind another address
             return (listed[settings.rank],)
         if unknown and time.monotonic() < deadline:
             time.sleep(0.25)
@@ -319,7 +327,7 @@ def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings
 
 
 def _address(settings: LaunchSettings, master: str | None) -> str:
-    """--host, else that of --nic, else the one that reaches the rendezvous endpoint."""
+    """Return --host, else the address of --nic, else the address that reaches the rendezvous endpoint."""
     if settings.host is not None:
         if not is_this_host(settings.host):
             raise UsageError(
@@ -337,8 +345,8 @@ def _address(settings: LaunchSettings, master: str | None) -> str:
 
 
 def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Host:
-    """`host` with its cores and devices. Raises UsageError for addresses that are another's, and devices that
-    are not there.
+    """Return `host` with its cores and devices. Raises UsageError for addresses of another host, and for
+    missing devices.
     """
     settings = resolved.settings
     named = [host.address] if host.alone else []
@@ -379,10 +387,11 @@ def device_cores(
     warn: Say,
     root: Path = Path("/"),
 ) -> Strings:
-    """For each of the `chosen` devices the cores of its process, of those that this one may use; empty where
-    nothing is known. `ids`: all devices that this launcher may use.
+    """Return the cores of the process of each `chosen` device. `ids` are all devices that this launcher may
+    use.
 
-    Raises UsageError without the program that binds, and where a node has too few cores.
+    The cores are among the cores that this process may use. A result is empty if the NUMA node is unknown.
+    Raises UsageError if taskset is missing, and if a NUMA node has too few cores.
     """
     if shutil.which("taskset") is None:
         raise UsageError("--numa_binding needs taskset, which is not on PATH (Debian: util-linux)")
@@ -393,7 +402,7 @@ def device_cores(
 
 
 def evaluator_devices(settings: LaunchSettings, ids: Strings, warn: Say, environ: Environ) -> Strings:
-    """The devices that the job file names for evaluators, of those with these ids."""
+    """Return the devices among `ids` that the job file gives to evaluators."""
     own, kind = settings.role_settings(Role.EVALUATOR), settings.device_kind
     if own.devices and not ids:
         warn(f"{own.where}: roles.evaluator: there is no {kind.upper()} here; evaluators compute on CPUs")
@@ -404,14 +413,16 @@ def evaluator_devices(settings: LaunchSettings, ids: Strings, warn: Say, environ
 
 
 def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
-    """What this machine brings; its ports are reserved. Raises PortError."""
+    """Return the offer of this node, with reserved ports. Raises PortError."""
     return offer(settings, host, lambda port: ports.any() if port is None else ports.fixed(port))
 
 
 def imagined(host: Host, offer: Offer) -> tuple[list[Offer], int]:
-    """Return the offers of all machines and the rank of this one, before they have met: as if every machine
-    made the same offer, under its own address or, if that is not known, as node0, node1 and so on. A spare,
-    whose rank is beyond those of the job, could get any.
+    """Return the expected offers of all nodes and the rank of this node, before the nodes join.
+
+    Every node is assumed to make the same offer, under its own address. If the address is unknown, the nodes
+    are node0, node1 and so on. A spare has a rank beyond the ranks of the job, and could get any of them. It
+    gets 0.
     """
     if host.alone:
         return [offer], 0
@@ -444,18 +455,18 @@ _FILTERS = ("local_ranks_filter", "tee", "redirects", "-t", "-r")
 
 
 def check_followed(resolved: Resolved, spec: PodSpec) -> None:
-    """Raises UsageError for a process that --follow names and that there is not. torchrun's filters may name
-    more ranks than there are.
+    """Raise UsageError if --follow names a process that does not exist. torchrun's filters may name more
+    ranks than the job has.
     """
     settings, origin = resolved.settings, resolved.origins.get("follow", "--follow")
     if normal(origin) in _FILTERS:
         return
     origin = origin if origin.startswith("-") else f"{origin}: follow"
-    if {role for role, _ in settings.follow} == set(Role):  # all
+    if {role for role, _ in settings.follow} == set(Role):  # `all`
         return
     for role, numbers in settings.follow:
         there = [each.index for each in spec.containers if each.role is role]
-        if role is Role.EVALUATOR:  # perhaps on another machine of the job
+        if role is Role.EVALUATOR:  # the evaluator may run on another node of the job
             there = list(range(settings.role_settings(role).count))
         missing = [number for number in numbers or there[:1] or (0,) if number not in there]
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
@@ -465,8 +476,8 @@ def check_followed(resolved: Resolved, spec: PodSpec) -> None:
 
 
 def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
-    """Raises LaunchError when it cannot be written."""
-    from fleetrun.console import dry_run  # late: only --dry_run prints one
+    """Print the plan of --dry_run. Raises LaunchError if the output cannot be written."""
+    from fleetrun.console import dry_run  # late: only --dry_run prints a plan
 
     notifiers, moments = written_notifiers(settings.notify), ", ".join(settings.notify_on)
     told = f"{notifiers} ({moments})" if notifiers else ""

@@ -1,5 +1,5 @@
-"""Where the ranks of a job are and what they wait for: for `fleetrun why`, for reports, and for the watches
-that warn of a job that makes no progress or end it.
+"""Find the positions of the ranks of a job: for `fleetrun why`, for reports, and for the watches. The watches
+warn about a job that makes no progress, or end it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch, PodWatch
     from fleetrun.stacks.helper import State
 
-_SILENT = 3.0  # seconds after which a job that is stopped perhaps makes no progress
+_SILENT = 3.0  # seconds of silence after which a stopped job may be a job without progress
 
 
 class Ranks(Part):
-    """Part of every launch."""
+    """A part of every launch."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
@@ -47,7 +47,7 @@ class Ranks(Part):
     def set_pod(self, pod: Pod, restarts: int) -> None:
         self._pod = pod
         if not self._watches and self._has_ranks(pod.containers):
-            # The warnings of one node, that of the job's first trainer, are enough for all.
+            # One node is enough for the warnings of the whole job: the node of the job's first trainer.
             first = any(each.spec.role is Role.TRAINER and each.spec.rank == 0 for each in pod.containers)
             self._watches = self._watches_of_ranks(first)
 
@@ -60,8 +60,8 @@ class Ranks(Part):
             watch.close()
 
     def _watches_of_ranks(self, first: bool) -> list[PodWatch]:
-        """What concerns the whole job is watched where its `first` trainer is."""
-        from fleetrun.pod.hangs import AloneWatch, LateWatch, WaitWatch  # late: one process needs none
+        """Make the watches. The node of the `first` trainer watches the whole job."""
+        from fleetrun.pod.hangs import AloneWatch, LateWatch, WaitWatch  # late: one process needs no watch
 
         watches: list[PodWatch] = []
         if first:
@@ -81,7 +81,7 @@ class Ranks(Part):
         return report is not None and report.activity is not None
 
     def _has_ranks(self, here: Sequence[object]) -> bool:
-        """Whether there are several ranks whose probes tell what they wait for."""
+        """Return True if the job has several ranks, and probes that report what the ranks wait for."""
         several = len(here) > 1 or self._ask is not None
         mode = self._settings.run_mode
         return several and (mode is Mode.COLLECTIVE or mode.has_servers) and self._settings.probe == "on"
@@ -92,7 +92,7 @@ class Ranks(Part):
         then: Callable[[Findings], None],
         detail: Detail = Detail.OUTSIDE,
     ) -> Callback:
-        """Find out where all ranks are, here and on the other nodes."""
+        """Find the positions of all ranks, here and on the other nodes."""
         from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
 
         taker = quick_taker(self._loop, self._launch.companions, detail)
@@ -109,10 +109,10 @@ class Ranks(Part):
         self._launch.journal.write("verdict", **verdict_fields(verdict))
 
     def hangs(self) -> HangWatch | None:
-        """Return the watch for hangs, the same for all pods; None unless it was asked for."""
+        """Return the watch for hangs, the same for all pods. None without --hang_timeout."""
         limit = self._settings.hang_timeout
         if self._hangs is None and limit is not None:
-            from fleetrun.stacks.helper import watch_for_hangs  # late: most launches watch for none
+            from fleetrun.stacks.helper import watch_for_hangs  # late: most launches do not watch for hangs
 
             self._hangs = watch_for_hangs(
                 self._loop, self._launch.companions, limit, self._tell_places, self._ask
@@ -127,7 +127,9 @@ class Ranks(Part):
     def inspect(
         self, containers: Sequence[Container], ended: Ended | None, then: Callable[[Verdict | None], None]
     ) -> Callback | None:
-        """`Inspect` of a supervisor: of what may follow from another rank's failure, and of silence."""
+        """Inspect the ranks, as `Inspect` of a supervisor: after a failure that may follow from another
+        rank's failure, and after silence.
+        """
         silent, detail = (self._status.silent_for() or 0.0) >= _SILENT, Detail.PROBES
         if ended is not None:
             silent, detail = is_symptom(ended.exit, ended.message), Detail.OUTSIDE
@@ -140,12 +142,14 @@ class Ranks(Part):
         return self._pod.containers if self._pod is not None else ()
 
     def why(self, detail: Detail, then: Callable[[Findings], None]) -> None:
-        """Find out where all ranks are, for `fleetrun why` and `bundle`."""
+        """Find the positions of all ranks, for `fleetrun why` and `bundle`."""
         self._find(self._containers, then, detail)
 
     def tell(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
-        """For another node that asks: where the ranks of this node are, or for how long all are silent."""
-        from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs are asked
+        """Answer another node: pass the positions of this node's ranks, or the time of their silence, to
+        `then`.
+        """
+        from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs need it
 
         containers = self._containers
         asked, whole = time.time(), detail is Detail.ALL

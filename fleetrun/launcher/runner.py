@@ -1,4 +1,4 @@
-"""Runs the pods of a launch one after the other, with the same loop, signals, log files and console."""
+"""Run the pods of a launch one after the other, with the same loop, signals, log files and console."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from fleetrun.pod.supervisor import Supervisor
 
 
 class PodRunner:
-    """One for a launch. A job on several machines puts one pod after the other on it, with the same log
-    files.
-    """
+    """The runner of a launch. A job of several nodes runs one pod after the other, with the same logs."""
 
     def __init__(self, session: LaunchSession, interrupts: Interrupts) -> None:
         self._session = session
@@ -52,7 +50,7 @@ class PodRunner:
         )
 
     def _written(self) -> None:
-        """Something in the log directory was written to."""
+        """Handle a write in the log directory."""
         if self._watch is not None:
             self._watch.told()
         self._session.marks.told()
@@ -82,8 +80,10 @@ class PodRunner:
         spent: Spent = NOTHING_SPENT,
         attempt: int = 0,
     ) -> Supervisor:
-        """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
-        `restarts` those that were restarts after a failure, which have `spent` this of the budget.
+        """Return a supervisor for one pod. The log files of the pod exist then, and are followed.
+
+        `attempt` counts all earlier pods. `restarts` counts the earlier pods that restarted after a failure.
+        `spent` is how much of the budget these restarts used.
         """
         first = self._watch is None
         if first and self._settings.log_overwrite:
@@ -122,13 +122,15 @@ class PodRunner:
         if first:
             self._watch.start()
             if self._settings.enable_gpu_log and spec.uses_gpus:
-                from fleetrun.pod.gpu_log import GpuLog  # late: only where there are GPUs
+                from fleetrun.pod.gpu_log import GpuLog  # late: only with GPUs
 
                 GpuLog.start(spec, self._loop)
         return supervisor
 
     def _follow(self, spec: PodSpec) -> Watch:
-        """Follow the logs that the settings choose: one as it is, several with names before their lines."""
+        """Follow the logs that the settings select. A single log is shown unchanged. Lines of several logs
+        start with a name.
+        """
         settings, console = self._settings, self._console
         watch = Watch(self._loop, spec.log_dir, lambda: console.out.room, cut=self._session.marks.cut)
         console.attach(self._loop, watch.go_on)
@@ -153,7 +155,7 @@ class PodRunner:
         return watch
 
     def over(self) -> None:
-        """After the last process: show what the logs still hold."""
+        """Show the rest of the logs, after the last process."""
         self._interrupts.job_over = True
         self._interrupts.signals.only_endings()
         if self._watch is None:
@@ -168,12 +170,12 @@ class PodRunner:
 
 
 def _ask_strays(companions: Collection[int], groups: Collection[int]) -> None:
-    """But not the launcher's helper processes, which lead groups of their own."""
+    """Ask stray processes to end, except the launcher's helper processes, which lead their own groups."""
     ask_strays({*groups, *companions})
 
 
 def announce(spec: PodSpec, console: Console) -> None:
-    """The pod that is about to run."""
+    """Show the pod that is about to run."""
     console.opening(pod_line("Run", spec, "ready"))
     if console.enabled("DEBUG"):
         console.block(environment_tables(spec), level="DEBUG")

@@ -1,4 +1,4 @@
-"""Warns of a server at whose endpoint no process has listened: its script has trained on its own."""
+"""Warn about a server without a listening process at its endpoint. Its script has trained alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetrun.pod.events import Leaving
 
 
 class Served(Part):
-    """In a job with servers."""
+    """A part of a job with servers."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._warn = launch.console.warning
@@ -22,7 +22,7 @@ class Served(Part):
             servers = [event.spec]
         else:
             return
-        # Twice: while connections end, the kernel's list may pass over one.
+        # Read twice, because the kernel's list may skip an entry while connections end.
         seen = ports_in_use() | ports_in_use()
         for spec in servers:
             if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:

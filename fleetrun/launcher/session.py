@@ -1,5 +1,5 @@
-"""Around the pods of one launch on this machine: record, control socket, progress socket, and the parts that
-its options ask for. Decides nothing.
+"""Hold everything around the pods of one launch on this node: event log, control socket, progress socket, and
+the parts for the options. Decides nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _tell_parent(report: Sequence[str]) -> None:
-    """For a launcher that started this one, in the error file that it has named, as torchrun does."""
+    """Write the error file that a parent launcher has named, as torchrun does."""
     path = error_file(os.environ)
     headlines = (line for line in report if line.startswith(("Cause: ", "First failure: ", "Hang: ")))
     if path:
@@ -44,7 +44,7 @@ def _tell_parent(report: Sequence[str]) -> None:
 
 
 class LaunchSession(Launch):
-    """Made before the first pod, closed after the last."""
+    """The session of one launch: made before the first pod, and closed after the last."""
 
     _parts: Mapping[str, Part] = {}
     _narrator: Narrator | None = None
@@ -53,9 +53,9 @@ class LaunchSession(Launch):
     _over = False
 
     def open(self, reach: Reach, *more: Part) -> None:
-        """Before the first process of the first pod starts. `more`: parts besides `PARTS`.
+        """Open the session before the first process of the first pod starts. `more`: parts besides `PARTS`.
 
-        Raises LaunchError for what cannot be.
+        Raises LaunchError if a part cannot start.
         """
         if (problem := self.progress.open()) is not None:
             tell = self.console.debug if self.settings.hang_timeout is None else self.warn
@@ -90,7 +90,7 @@ class LaunchSession(Launch):
 
     @property
     def notices(self) -> Notices | None:
-        """With --notify. On several machines one of them tells."""
+        """The notifications of --notify, or None. With several nodes, one node sends them."""
         return cast("Notices | None", self._parts.get("notices"))
 
     @property
@@ -98,16 +98,18 @@ class LaunchSession(Launch):
         return cast("Warm | None", self._parts.get("warm"))
 
     def set_store(self, address: Document, url: str) -> None:
-        """Where commands find the nodes of this job: `address` for those of this user here, with secrets;
-        `url` for those on other hosts.
+        """Set the address of the store, for commands that look for the nodes of this job.
+
+        `address` includes secrets, and serves commands of this user on this node. `url` serves commands on
+        other hosts.
         """
         assert self._control is not None
         self._control.address = address
         self.status.launch["url"] = url
 
     def publish(self, event: Event) -> None:
-        """Pass on what has happened. The order matters: the console comes first, and the last progress report
-        of a process is recorded before its exit.
+        """Pass an event to all receivers. The order matters: the console comes first, and the last progress
+        report of a process is recorded before its exit.
         """
         if self._narrator is not None:
             self._narrator.handle(event)
@@ -118,7 +120,7 @@ class LaunchSession(Launch):
             part.handle(event)
 
     def set_pod(self, pod: Pod, restarts: int, narrator: Narrator) -> None:
-        """This pod is next, after so many restarts."""
+        """Prepare for the next pod, after this many restarts."""
         self._pod, self._narrator = pod, narrator
         self.status.set_pod(pod)
         self.progress.pod(pod.spec)
@@ -133,11 +135,11 @@ class LaunchSession(Launch):
         self.marks.start(logs_of(pod.spec))
 
     def summary(self, spec: PodSpec, restarts: int = 0) -> str:
-        """Of a job that ended on this machine, well or because it was stopped."""
+        """Summarize a job that completed or was stopped on this node."""
         return f"{self.reached(spec, restarts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
 
     def reached(self, spec: PodSpec, restarts: int = 0) -> str:
-        """`12m34s, 800 steps, loss 0.21, 1 restart`"""
+        """Return `12m34s, 800 steps, loss 0.21, 1 restart`."""
         progress = self.progress
         progress.settle()
         names = [each.name for each in spec.containers if each.role is Role.TRAINER]
@@ -152,7 +154,7 @@ class LaunchSession(Launch):
         return ", ".join(facts)
 
     def over(self, end: End) -> None:
-        """The job is over on this machine."""
+        """Record and report the end of the job on this node."""
         self._over = True
         self.marks.close()
         self.progress.settle()
@@ -174,8 +176,8 @@ class LaunchSession(Launch):
             part.over(end, reached)
 
     def close(self) -> None:
-        """After the last process. May be called twice. While an error is handled, the error is recorded as
-        the reason.
+        """Close the session after the last process. You may call it twice. If an exception is being handled,
+        the event log gets it as the reason.
         """
         error = sys.exception()
         if error is not None and not self._over:

@@ -1,5 +1,6 @@
-"""What reaches a launch from outside: signals that end it, that are for its processes (SIGUSR1, SIGUSR2) or
-that suspend it (Ctrl-Z), the loss of the guard, and `fleetrun stop`.
+"""Handle everything that reaches a launch from outside: signals, the loss of the guard, and `fleetrun stop`.
+
+Some signals end the launch, some are for its processes (SIGUSR1, SIGUSR2), and Ctrl-Z suspends it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from fleetrun.pod.container import Pod
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.process import descendants, reap_adopted, signal_all, signal_name
 
-# ---- What ends a job
+# ---- Signals and commands that end a job
 
 
 class Interrupts:
-    """Signals, the loss of the guard, and `fleetrun stop`. Made before anything that they end; the supervisor
-    of the pod, or the agent of this machine, listens once there is one.
+    """The sources that end a job: signals, the loss of the guard, and `fleetrun stop`. They exist before
+    anything that they end. The supervisor of the pod, or the agent of this node, listens as soon as it
+    exists.
     """
 
     def __init__(self, signals: Signals, guard: Guard) -> None:
         self.signals = signals
         self.guard = guard
         self.job_over = False
-        """No process of the job is left; only the last output has to be shown."""
+        """True if no process of the job remains, and only the last output must be shown."""
         self._urgent = select.epoll()
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
@@ -37,8 +39,8 @@ class Interrupts:
 
     @property
     def urgent(self) -> int:
-        """A descriptor, readable when the last output cannot wait for a slow reader: a signal ends the job,
-        or its guard is gone.
+        """A descriptor that becomes readable when the last output cannot wait for a slow reader. The cause is
+        a signal that ends the job, or the loss of the guard.
         """
         return self._urgent.fileno()
 
@@ -48,27 +50,33 @@ class Interrupts:
         guard_lost: Callback,
         restart: Callable[[str, str], str],
     ) -> None:
-        """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
-        it (empty: a signal came); `guard_lost` is called when the guard is gone; `restart` gets the name of a
-        container that a command wants to start again, and returns why it does not.
+        """Set the receivers.
+
+        `interrupt` gets each signal that means "end", with the command of fleetrun that requested the end.
+        The command is empty for a real signal. `guard_lost` is called when the guard has ended. `restart`
+        gets the name of a process that a command restarts, and returns the reason if it refuses.
         """
         self._interrupt, self._guard_lost, self._restart = interrupt, guard_lost, restart
 
     def end(self, number: int, command: str = "") -> None:
-        """As if this signal had come, or because a `command` of fleetrun asked for it. Once the job is over,
-        the alarm is for a slow reader of this machine's output: other machines may have more time.
+        """End the job as if this signal had arrived, or because a `command` of fleetrun requested the end.
+
+        After the end of the job, SIGALRM is ignored here. It then means that this node's output has a slow
+        reader, and other nodes may have more time.
         """
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
             self._interrupt(number, command)
 
     def stop(self, command: str, now: bool) -> None:
-        """A `command` of fleetrun ends the job. `now`: what is left is killed, as by a second signal."""
+        """End the job for a `command` of fleetrun. `now`: kill the remaining processes, as a second signal
+        does.
+        """
         self.end(signal.SIGTERM, command)
         if now:
             self.end(signal.SIGQUIT, command)
 
     def restart(self, name: str, command: str) -> str:
-        """Start this container again; why not, or empty."""
+        """Restart this process. Return the reason if the process cannot restart, else an empty text."""
         return "no process runs yet" if self._restart is None else self._restart(name, command)
 
     def lose_guard(self) -> None:
@@ -76,7 +84,7 @@ class Interrupts:
             self._guard_lost()
 
 
-# ---- Signals that are meant for the job: passing on, stopping, continuing
+# ---- Signals for the job: passing on, stopping, continuing
 
 
 def dispatch(
@@ -90,15 +98,14 @@ def dispatch(
     pausing: Callback = lambda: None,
     companions: Collection[int] = (),
 ) -> None:
-    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is
-    one.
+    """Handle the signals that `read` returns, in order of arrival. `pod` is None before the first pod.
 
-    `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
-    job is stopped, and `resumed` afterwards, with the seconds for which it was. `companions` are helper
+    `interrupt` gets the signals that mean "end". `written` is called after a write to a log, and `pausing`
+    before the job stops. `resumed` is called afterwards with the seconds of the stop. `companions` are helper
     processes of the launcher, which reap themselves.
     """
     numbers = bytearray(read())
-    for position, number in enumerate(numbers):  # which may become more on the way
+    for position, number in enumerate(numbers):  # the list may grow during the loop
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
@@ -122,9 +129,9 @@ def dispatch(
 
 
 def pass_on(pod: Pod, number: int) -> str:
-    """Send a user signal to every process that has a handler for it, and say which got it.
+    """Send a user signal to every process that has a handler for it. Return a sentence with the receivers.
 
-    The default action of SIGUSR1 and SIGUSR2 is to die; a process without a handler is left alone.
+    The default action of SIGUSR1 and SIGUSR2 ends a process, so processes without a handler get no signal.
     """
     reached, spared = [], []
     for container in pod.alive:
@@ -139,10 +146,11 @@ def pass_on(pod: Pod, number: int) -> str:
 
 
 def suspend(called_off: Callable[[], bool]) -> float:
-    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
-    for how many seconds they stood still.
+    """Handle Ctrl-Z: stop every process of the job, then this process. Return after all of them continue,
+    with the seconds of the stop.
 
-    SIGSTOP for them, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
+    The processes get SIGSTOP, because the kernel does not deliver SIGTSTP to sessions that processes of the
+    job lead.
     """
     began = time.monotonic()
     signal_all(descendants(), signal.SIGSTOP)
@@ -152,17 +160,19 @@ def suspend(called_off: Callable[[], bool]) -> float:
 
 
 def _stop_unless(called_off: Callable[[], bool]) -> None:
-    """A SIGCONT that comes at the last moment must count: no other would come to continue this process.
+    """Stop this process, unless a SIGCONT arrives at the last moment. No second SIGCONT would come to
+    continue this process.
 
-    So it stops itself by a SIGTSTP that waits while `called_off` looks, and that the kernel takes away when a
-    SIGCONT comes (signal(7)). To this thread alone: in another it would not wait.
+    The process therefore sends itself a blocked SIGTSTP before `called_off` looks. A SIGCONT makes the kernel
+    discard this SIGTSTP (signal(7)). SIGTSTP goes to this thread alone, because another thread would not
+    block it.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
         if called_off():
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # takes it away too
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ignoring the signal discards it too
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     finally:
         signal.signal(signal.SIGTSTP, before)

@@ -1,4 +1,6 @@
-"""What standbys of spares import (--warm): from the node that runs to those that wait, through the store."""
+"""Send the modules that standbys of spares import (--warm), from the running node to the waiting nodes,
+through the store.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,21 @@ from fleetrun.launcher.session import LaunchSession
 
 
 class Spares(Part):
-    """Of a job with --warm and --spares."""
+    """A part of a job with --warm and --spares."""
 
     def __init__(self, agent: Agent, session: LaunchSession) -> None:
         self._agent = agent
         self._session = session
         self.trusted = False
-        """Only nodes of this job write into the store."""
+        """True if only nodes of this job write to the store."""
         self._waits = False
         self.membership: Membership | None = None
-        """Of this node; None until there is one."""
+        """The membership of this node, or None before the node has one."""
 
     def listed(self, imports: bytes) -> None:
-        """By the last node: what its last trainer has imported. The first one often imports more."""
+        """Write the imports of the last node's last trainer to the store. The first trainer often imports
+        more.
+        """
         place, membership = self._agent.place, self.membership
         if place is None or membership is None or membership.closed or not imports:
             return
@@ -34,7 +38,7 @@ class Spares(Part):
             membership.store.put(IMPORTS_KEY, imports, leased=True)
 
     def handle(self, event: Event) -> None:
-        """This node may be a spare from now on."""
+        """Watch the imports when this node becomes a spare."""
         spare = isinstance(event, Waiting) and event.spare
         if spare and self.membership is not None and not self._waits:
             self._waits = True

@@ -1,4 +1,6 @@
-"""Keeps tracebacks of victims off the console: of ranks that lost a connection because another failed."""
+"""Keep tracebacks of victims off the console. A victim is a rank that lost a connection because another rank
+failed.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,21 @@ from fleetrun.pod.process import Exit
 
 _HEADER = b"Traceback (most recent call last):"
 _COMPLETE = re.compile(rb"^(?:\[rank\d+\]: )?+(?!Traceback )\S.*\n\s*\Z", re.MULTILINE)
-"""The last line of a traceback, whose lines torch marks with their rank."""
+"""The last line of a traceback. torch marks the lines of a traceback with their rank."""
 _PATIENCE = 3.0  # seconds for a process to exit after it printed a traceback
 _MOST = 64 * 1024  # bytes
 
 
 class Victims(Part):
-    """Holds back a traceback until its process has ended and the pod restarts or ends. The log has it before.
+    """A buffer that holds a traceback until its process has ended and the pod restarts or ends. The log has
+    the traceback earlier.
 
-    It is shown after `_PATIENCE` if the process goes on, and immediately if its error cannot come from
-    another process.
+    The traceback is shown after `_PATIENCE` if the process continues. It is shown immediately if its error
+    cannot come from another process.
     """
 
     def __init__(self, loop: Loop, tell: Say, catch_up: Callback) -> None:
-        """`catch_up` reads what the logs hold."""
+        """Make an empty buffer. `catch_up` reads the new lines of the logs."""
         self._loop = loop
         self._tell = tell
         self._catch_up = catch_up
@@ -39,7 +42,7 @@ class Victims(Part):
         self._verdict: Verdict | None = None
 
     def hold(self, name: str, emit: Emit) -> Emit:
-        """Return a function that takes the output of a process, and passes it on to `emit`."""
+        """Return a function that receives the output of a process, and passes it on to `emit`."""
         return partial(self._take, name, emit)
 
     def _take(self, name: str, emit: Emit, lines: bytes) -> None:
@@ -64,7 +67,7 @@ class Victims(Part):
             emit(lines)
 
     def blame_another_node(self) -> None:
-        """Note that a process of another node failed first."""
+        """Record that a process of another node failed first."""
         self._failed = True
 
     def handle(self, event: Event) -> None:
@@ -85,7 +88,7 @@ class Victims(Part):
                 self.settle()
 
     def settle(self) -> None:
-        """Show what is held, or where it is if another process failed first."""
+        """Show the held tracebacks. If another process failed first, show only the path of the log."""
         named = () if self._verdict is None else self._verdict.ranks
         for name in list(self._held):
             ended = self._ended.get(name)

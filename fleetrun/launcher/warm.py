@@ -1,4 +1,4 @@
-"""Starts standbys of the processes, in which a restart continues (--warm)."""
+"""Start standbys of the processes, in which a restart continues (--warm)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetrun.pod.standby import Standbys
 
 
 class Warm(Part):
-    """With --warm."""
+    """A part of a launch with --warm."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
@@ -23,11 +23,11 @@ class Warm(Part):
         self._standbys.set_pod(pod)
 
     def take(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """`TakeWarm` of the pods of this launch."""
+        """Return a warm process for this one, or None, as `TakeWarm` of the pods of this launch."""
         return self._standbys.take(spec, env)
 
     def prepare(self, spec: PodSpec, imports: bytes, trusted: bool) -> None:
-        """On a spare: start standbys for a place like this one. `imports` and `trusted` are those of
+        """Start standbys on a spare, for a node like this one. For `imports` and `trusted`, see
         `Standbys.prepare`.
         """
         try:

@@ -1,7 +1,8 @@
-"""The events of a pod and their form in the record; the result of a job; the interface to other machines.
+"""Define the events of a pod and their form in the event log, the result of a job, and the interface to other
+nodes.
 
-`LaunchSession.publish` passes each event to what runs on this machine (console, record, parts); `Peers` are
-the other machines of the job. The first failure in time decides the exit code.
+`LaunchSession.publish` passes each event to its receivers on this node (console, event log, parts). `Peers`
+are the other nodes of the job. The first failure in time decides the exit code.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import frozen, frozen_by_name
 
-# ---- The result of a job: the failure that counts, and the exit code it makes
+# ---- The result of a job: the failure that counts, and its exit code
 
 TIMEOUT = 124
 LOST_GUARD = 125
 
 HUNG = "(--hang_timeout)"
-"""What the headline of a hang ends with, on every machine of the job."""
+"""The end of the headline of a hang, on every node of the job."""
 
 
 @frozen_by_name
 class Failure:
-    """A failure as it happens, and what is done about it.
+    """A failure at the moment when it happens, and the decision about it.
 
-    `earlier` are processes that wrote down a failure before this one and have not ended yet; `alive` counts
-    those that are still running.
+    `earlier` are processes that recorded a failure before this one and have not ended yet. `alive` counts the
+    processes that still run.
     """
 
     ended: Ended
@@ -45,12 +46,12 @@ class Failure:
 
     @property
     def tolerated(self) -> bool:
-        """Whether the job continues whatever is decided: evaluators are not part of the training."""
+        """True if the job continues after any decision. Evaluators are not part of the training."""
         return self.ended.spec.role is Role.EVALUATOR
 
     @classmethod
     def of(cls, ended: Ended, decision: Restart | GiveUp, alive: Sequence[Container]) -> Failure:
-        """Besides those that are still `alive`."""
+        """Make a failure. `alive` are the processes that still run."""
         records = ((each.spec, each.record()) for each in alive)
         earlier = tuple(
             (spec, record) for spec, record in records if record and record.time < ended.failed_at
@@ -60,12 +61,16 @@ class Failure:
 
 @frozen_by_name
 class Verdict:
-    """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
-    entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
-    `silent`: others are not known to wait. `ranks` are those that it is about, none where that is not known
-    or it is a parameter server; `stack` is that of the first of them, innermost call first, or of
-    two after their names. `call` is what others wait in: a collective with its number and group, or a step;
-    empty if that is not known. One of kind `straggler` is about a job that makes progress.
+    """A diagnosis of a job without progress: the `sentence` names what the other ranks wait for.
+
+    `kind` is one of `not entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`,
+    `transport`, `server` or `silent`. With `silent`, no other rank is known to wait. The kind `straggler` is
+    about a job that makes progress.
+
+    `ranks` are the ranks of the diagnosis. It has none if they are unknown, or if a parameter server is the
+    cause. `stack` is the stack of the first rank, innermost call first, or two stacks after their names.
+    `call` is the call in which the other ranks wait: a collective with its number and group, or a step. Empty
+    if the call is unknown.
     """
 
     kind: str
@@ -77,8 +82,9 @@ class Verdict:
 
 @frozen_by_name
 class Late:
-    """How a trainer comes to collectives: to `behind` of the last `of` after most members of the group, by
-    `seconds` in the median of those. `share`: of the time, for which it was late.
+    """The lateness of a trainer at collectives. It came after most members of the group to `behind` of the
+    last `of` collectives, with a median delay of `seconds`. `share` is the part of the time in which it was
+    late.
     """
 
     rank: int
@@ -91,9 +97,11 @@ class Late:
 
 
 class Detail(StrEnum):
-    """How much is found out about ranks: for how long none of a node has given a sign of life; what their
-    probes say; and what is read from outside of processes that do not answer; and, of other nodes, the ends
-    of logs and what `doctor` measures there.
+    """The detail of the search for ranks.
+
+    SIGNS: the time since the last activity of a node. PROBES: the answers of the probes. OUTSIDE: also the
+    view from outside of processes that do not answer. ALL: on other nodes also the ends of logs and the
+    measurements of `doctor`.
     """
 
     SIGNS = "signs"
@@ -104,10 +112,12 @@ class Detail(StrEnum):
 
 @frozen
 class Findings:
-    """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
-    are (`ranks`), what follows from it, which ranks wait for something, and which come late, the latest
-    first. `straggler`: the same in a sentence, if it is worth one. `states`: what the probes of all ranks
-    have answered, for JSON. `alone`: the only trainer that hangs.
+    """The result of a search for ranks.
+
+    `stacks` holds the positions of this node's processes, one line per position. `ranks` holds the positions
+    of the ranks of all nodes. `verdict` is the diagnosis, `waiting` are the ranks that wait, and `late` are
+    the late ranks, latest first. `straggler` describes the lateness in a sentence, if it matters. `states`
+    holds the answers of all probes, for JSON. `alone` is the only trainer that hangs.
     """
 
     stacks: Strings = ()
@@ -122,10 +132,11 @@ class Findings:
 
 @frozen_by_name
 class Hang:
-    """No trainer, or one `alone`, gave a sign of life for `silent_for` seconds, and what is done about it.
+    """A hang, and the decision about it. For `silent_for` seconds no trainer was active, or only the trainer
+    `alone` was not.
 
-    `containers` were running then. `stacks` says where they are, one line for all that are at the same
-    place, the outlier first; empty when that is not known. `verdict`: for which rank they wait.
+    `containers` were running at the time. `stacks` holds their positions, one line per position, the outlier
+    first. `stacks` is empty if the positions are unknown. `verdict` names the rank that they wait for.
     """
 
     silent_for: float
@@ -144,25 +155,25 @@ class Hang:
 
     @property
     def cause(self) -> str:
-        """In one line: which processes they wait for, if that is known, else where they are."""
+        """The cause in one line: the processes that the others wait for, if known, else the positions."""
         if self.verdict is not None:
             return self.verdict.sentence.partition(". ")[0]
         return ": ".join([self.headline, *self.stacks[:1]])
 
     @property
     def reason(self) -> str:
-        """The headline, and why nothing is started again."""
+        """The headline, with the reason if no restart follows."""
         why = f"; {self.decision.reason}" if isinstance(self.decision, GiveUp) else ""
         return f"{self.headline}{why}"
 
 
 @frozen_by_name
 class JobResult:
-    """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
-    `hang` is set when it hung instead. `began` is the end of a server, which was restarted, that led to
-    `cause`.
+    """The result of a job.
 
-    `strays` counts processes that had left their container and were ended with the job.
+    `cause` is the failure that ended the job. `others` are the other failures that it did not cause, in
+    order. `hang` is set if the job hung instead. `began` is the end of a restarted server that led to
+    `cause`. `strays` counts processes that had left their process group and were ended with the job.
     """
 
     code: int
@@ -170,22 +181,22 @@ class JobResult:
     began: Ended | None = None
     others: tuple[Ended, ...] = ()
     forgiven: tuple[Ended, ...] = ()
-    """Failures that restarts followed."""
+    """Failures before a restart."""
     reason: str = ""
     restarts: int = 0
     strays: int = 0
     hang: Hang | None = None
     verdict: Verdict | None = None
-    """On what the failure follows, where `cause` is only a symptom."""
+    """The cause of the failure, if `cause` is only a symptom."""
     requested: bool = False
-    """Its user ended it: see `why_interrupted`."""
+    """True if the user ended the job. See `why_interrupted`."""
     left_behind: str = ""
-    """Which processes could not be ended, in a sentence; empty if there is none."""
+    """A sentence that names the processes that could not be ended, or an empty text."""
 
 
 def why_interrupted(number: int, command: str) -> tuple[str, bool]:
-    """Why a job ends that got this signal, or was asked to end as if by it by a `command` of fleetrun; and
-    whether its user asked for that, by Ctrl-C or the command: then the end is not an error.
+    """Return why a job ends after this signal, or after a `command` of fleetrun with the same effect. Return
+    True with the reason if the user requested the end, by Ctrl-C or the command. The end is then no error.
     """
     if command:
         return f"asked to end by {command}", True
@@ -195,12 +206,12 @@ def why_interrupted(number: int, command: str) -> tuple[str, bool]:
 
 
 def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended, ...]]:
-    """The failure that came first in time, and the rest.
+    """Return the failure that came first in time, and the other failures.
 
-    Exits are given in the order in which the kernel reported them. That order decides, unless a process wrote
-    down when it failed: a rank may raise first and be slow to leave, while its peers see the broken
-    connection and leave at once. A broken connection is never first where there is another failure: a peer
-    may notice it before the launcher does.
+    Exits come in the order in which the kernel reported them. This order decides, unless a process recorded
+    the time of its failure. A rank may raise first and exit slowly, while its peers see the broken connection
+    and exit immediately. A broken connection is never first if another failure exists, because a peer may
+    notice it before the launcher does.
     """
     if not failures:
         return None, ()
@@ -222,8 +233,8 @@ def conclude(
     forgiven: Sequence[Ended] = (),
     left_behind: str = "",
 ) -> JobResult:
-    """What these failures make of a job that was not ended with a `code` of its own. `forgiven` are those
-    that a restart followed.
+    """Make the result of a job from its failures, unless a `code` is set. A restart followed each of
+    `forgiven`.
     """
     cause, others = first_failure(failures)
     if code is None:
@@ -248,7 +259,9 @@ _NAMED_SERVERS = re.compile(r"\bservers? (\d+(?:, \d+)*)")
 
 
 def _origin(cause: Ended, forgiven: Sequence[Ended]) -> Ended | None:
-    """The last end of a server that the error of this process names, among those that a restart followed."""
+    """Return the last end of a server that this process's error names, among the failures before
+    a restart.
+    """
     if cause.record is None or cause.spec.role is Role.SERVER:
         return None
     ranks = servers_named_in(cause.record.message)
@@ -257,13 +270,15 @@ def _origin(cause: Ended, forgiven: Sequence[Ended]) -> Ended | None:
 
 
 def servers_named_in(message: str) -> frozenset[int]:
-    """The ranks of the servers that it names first: `server 1 was restarted`."""
+    """Return the ranks of the servers that the message names first: `server 1 was restarted`."""
     named = _NAMED_SERVERS.search(message)
     return frozenset(map(int, named[1].split(", "))) if named else frozenset()
 
 
 def code_of(ended: Ended) -> int:
-    """The exit code for a job that this ended: never 0, nor that of a signal that fleetrun itself sent."""
+    """Return the exit code of a job that this failure ended. It is never 0, and never from a signal that
+    fleetrun itself sent.
+    """
     return 1 if ended.stopped else ended.exit.shell_code or 1
 
 
@@ -272,14 +287,14 @@ def code_of(ended: Ended) -> int:
 
 @frozen
 class Started:
-    """These processes run now."""
+    """These processes run from now on."""
 
     containers: Sequence[Container]
 
 
 @frozen
 class RestartAsked:
-    """A command of a user wants these processes to start again; they are asked to end first."""
+    """A user's command requested a restart of these processes. They have to end first."""
 
     containers: Sequence[Container]
     command: str
@@ -287,35 +302,37 @@ class RestartAsked:
 
 @frozen
 class Restarting:
-    """These containers are about to be started again."""
+    """These processes are about to start again."""
 
     containers: Sequence[Container]
 
 
 @frozen
 class Leaving:
-    """All trainers have ended; the `rest` is still running."""
+    """All trainers have ended. The `rest` still runs."""
 
     rest: Sequence[Container]
 
 
 @frozen
 class Ending:
-    """The pod is being stopped, perhaps because its user asked for it."""
+    """The pod is being stopped. `requested`: the user requested the end."""
 
     reason: str
     requested: bool = False
 
 
 PodEvent = Started | Ended | Verdict | Failure | Hang | RestartAsked | Restarting | Leaving | Ending
-"""`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
+"""An event of a pod. `Ended`: one process has exited, successfully or not, and the events that follow from
+the exit come later.
+"""
 
 
 # ---- The form of these events in the event log; docs/reference/events.md describes it
 
 
 def record_lines(event: object) -> Iterator[tuple[str, Document]]:
-    """(name of the event, its fields) for each line of the record that this event of a pod makes."""
+    """Yield the name and the fields of each line of the event log for this event of a pod."""
     match event:
         case Started():
             yield from _started(event)
@@ -372,7 +389,7 @@ _WORTH = 0.01
 
 
 def lateness_fields(late: Sequence[Late]) -> list[Document]:
-    """For another program: the latest ranks. Of those that are not listed it is next to nothing."""
+    """Return the latest ranks as fields for another program. All other ranks have almost no lateness."""
     return [
         {
             "rank": each.rank,
@@ -388,7 +405,7 @@ def lateness_fields(late: Sequence[Late]) -> list[Document]:
 
 
 def verdict_fields(verdict: Verdict) -> Document:
-    """For another program."""
+    """Return a diagnosis as fields for another program."""
     return {
         "kind": verdict.kind,
         "sentence": verdict.sentence,
@@ -435,29 +452,29 @@ def _restart(decision: Restart | GiveUp) -> Document:
     }
 
 
-# ---- What a supervisor reports to the other machines of its job
+# ---- Reports of a supervisor to the other nodes of its job
 
 
 class Peers(Protocol):
-    """The other machines. Calls come from the loop and must return at once. What they answer comes back as
+    """The other nodes. Calls come from the loop and must return immediately. Answers arrive as
     `Supervisor.finish` and `Supervisor.stop_for`.
     """
 
     def pod_failed(
         self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None = None
     ) -> None:
-        """This pod stops because of this failure, which is a `fault` for the restart policy; `decision` is
-        what that says here, `verdict` on what the failure follows, if that is known.
+        """Report that this pod stops because of this failure, which is a `fault` for the restart policy.
+        `decision` is the policy's decision on this node. `verdict` is the cause of the failure, if known.
         """
 
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
-        """Another failure, seen while the pod stops; it may be the older one."""
+        """Report another failure during the stop of the pod. It may be the older failure."""
 
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
-        """This pod stops because its trainers give no sign of life."""
+        """Report that this pod stops because its trainers show no activity."""
 
     def restart_asked(self, command: str) -> None:
-        """A command of a user wants all processes of a collective job to start again."""
+        """Report that a user's command requested a restart of all processes of a collective job."""
 
     def pod_completed(self) -> None:
-        """All trainers of this machine ended well."""
+        """Report that all trainers of this node ended successfully."""

@@ -1,9 +1,9 @@
-"""The launcher's end of progress reports: a datagram socket at which the processes of a pod report. Hands on
-what arrives, and writes it to the record from time to time. What a report is says `reports`, which is loaded
-with the first one.
+"""Receive progress reports at a datagram socket, pass them on, and write them to the event log from time to
+time. The module `progress_report`, loaded with the first report, defines their form.
 
-A container is one process that makes steps. A program that it starts (an evaluation in between) inherits its
-identity, and may report too: while the first to report a step lives, others only show that there is life.
+Each process of the pod reports its steps. A program that it starts, such as an evaluation between steps,
+inherits its identity and may report too. While the first process with a reported step lives, reports of other
+processes only show activity.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from fleetrun.progress.track import Track
 
 
-_AT_ONCE = 64  # datagrams read before others have their turn
+_AT_ONCE = 64  # datagrams in a row before other handlers have their turn
 _SENDER = struct.Struct("3i")  # pid, uid, gid
 _SENDER_SPACE = socket.CMSG_SPACE(_SENDER.size)
-_WORTH = 0.1  # seconds of an activity that is worth a line in the record
-_QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
+_WORTH = 0.1  # seconds of an activity that is worth a line in the event log
+_QUEUE = 1024  # datagrams that may wait; the kernel allows 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
-"""Called with the container's name and the report as it came."""
+"""Called with the process's name and the unchanged report."""
 
 
 class ProgressReceiver:
-    """Of one launch, over all its pods. Containers go by their names on this node: `trainer.0`.
+    """The receiver of one launch, over all its pods. Processes go by their names on this node: `trainer.0`.
 
-    `write` appends to the record: `Journal.write`. Without `open`, and where the socket cannot be made,
-    there are no reports; the job runs all the same.
+    `write` is `Journal.write`, which appends to the event log. Without `open`, or if the socket cannot be
+    made, the job runs without reports.
     """
 
     def __init__(self, loop: Loop, path: Path, write: Callable[..., None]) -> None:
@@ -58,7 +58,7 @@ class ProgressReceiver:
         self._listeners: list[Listener] = []
 
     def open(self) -> OSError | None:
-        """Make the folder and the socket; what stood in the way, if anything."""
+        """Make the directory and the socket. Return the error that prevented it, or None."""
         try:
             files.make_run_folder(self._path.parent)
             self._socket = _bound(self._path)
@@ -68,14 +68,16 @@ class ProgressReceiver:
         return None
 
     def pod(self, spec: PodSpec) -> None:
-        """The pod that reports from now on. What is known of the one before is forgotten."""
+        """Set the pod that reports from now on. Facts about the previous pod are forgotten."""
         self.settle()
         self._pod = spec.name
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
         self._tracks, self._speakers = {}, {}
 
     def handle(self, event: object) -> None:
-        """Follow which processes start and end; what they said before a hang is in the record before it."""
+        """Follow the starts and ends of processes. Reports before a hang come before the hang in the event
+        log.
+        """
         if isinstance(event, Started):
             for each in event.containers:
                 self.begun(each.spec.name)
@@ -85,53 +87,55 @@ class ProgressReceiver:
             self.settle()
 
     def begun(self, name: str) -> None:
-        """A process starts: what is known of the one before it is over."""
+        """Handle the start of a process. Facts about its predecessor are forgotten."""
         self._tracks.pop(name, None)
         self._speakers.pop(name, None)
         self.renew()
 
     def renew(self) -> None:
-        """Make the socket again if a cleaner of old files, or the end of a login, took it."""
+        """Make the socket again if a cleaner of old files, or the end of a login, removed it."""
         if self._socket is not None and not self._path.exists():
             self.close()
             self.open()
 
     def ended(self, name: str) -> None:
-        """Its process has ended: its last reports come before its exit in the record."""
+        """Handle the end of a process. Its last reports come before its exit in the event log."""
         self._read(_QUEUE)
         self._note(name)
 
     def latest(self, name: str) -> Report | None:
-        """The state of a container: each thing as it was said last by the process that runs now."""
+        """Return the state of a process: the newest value of each field that the present process reported."""
         track = self._tracks.get(name)
         return track.latest if track is not None else None
 
     def age(self, name: str) -> float | None:
-        """Seconds since the last report of the process that runs now; None if there was none."""
+        """Return the seconds since the last report of the present process, or None without a report."""
         latest = self.latest(name)
         return None if latest is None else self._loop.clock() - latest.received
 
     def last_step(self, names: Iterable[str]) -> int | None:
-        """The last step that any of these containers has reported; None if none has."""
+        """Return the last step that any of these processes has reported, or None."""
         self._read(_QUEUE)
         reports = [self.latest(name) for name in names]
         steps = [each.step for each in reports if each is not None and each.step is not None]
         return max(steps, default=None)
 
     def has_saved(self, name: str) -> bool:
-        """Whether the process that runs now, or ran last, has made a checkpoint."""
+        """Return True if the present or last process has made a checkpoint."""
         latest = self.latest(name)
         return latest is not None and latest.saved
 
     def speeds(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Samples per second and seconds of a step over the last ten seconds or so; seconds to the last step,
-        if the process has told which that is.
+        """Return samples per second, seconds of a step, and seconds to the last step.
+
+        The first two cover about the last ten seconds. The third is None if the process has not reported its
+        last step.
         """
         track, now = self._tracks.get(name), self._loop.clock()
         return (None,) * 3 if track is None else (track.rate(now), track.step_seconds(now), track.left(now))
 
     def averages(self, name: str) -> tuple[float | None, float | None]:
-        """Samples per second and seconds of a step over all reports of the process."""
+        """Return samples per second and seconds of a step over all reports of the process."""
         track = self._tracks.get(name)
         return (None, None) if track is None else (track.average, track.pace)
 
@@ -139,13 +143,13 @@ class ProgressReceiver:
         self._listeners.append(listener)
 
     def settle(self) -> None:
-        """Read what is there, and note what has not been noted."""
+        """Read all waiting reports, and record all facts that are not in the event log."""
         self._read(_QUEUE)
         for name in self._tracks:
             self._note(name)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the socket. You may call it twice."""
         if self._socket is None:
             return
         self.settle()
@@ -161,7 +165,7 @@ class ProgressReceiver:
         for _ in range(most):
             try:
                 datagram, sender, _, _ = self._socket.recvmsg(LARGEST_DATAGRAM + 1, _SENDER_SPACE)
-            except OSError:  # nothing there, mostly
+            except OSError:  # usually because no datagram waits
                 return
             from fleetrun.envs.progress_report import (
                 read_report,  # late: a launch comes before its first report
@@ -192,7 +196,7 @@ class ProgressReceiver:
             listener(name, report)
 
     def _speaks(self, name: str, report: Report, pid: int) -> bool:
-        """Whether this process may report for the container. 0 is one in a pid namespace of its own."""
+        """Return True if this process may report. A process in another pid namespace has the pid 0."""
         first = self._speakers.get(name)
         if first not in (None, pid) and os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - no Path for each report
             return False
@@ -201,7 +205,7 @@ class ProgressReceiver:
         return True
 
     def _note_stall(self, name: str, report: Report, track: Track) -> None:
-        """An activity is over, in which there were no steps."""
+        """Record the end of an activity without steps."""
         over = track.stall_over(report)
         if over is not None and over[1] >= _WORTH:
             self._write("activity", container=name, what=over[0], seconds=round(over[1], 3))

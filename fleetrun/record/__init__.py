@@ -1,1 +1,1 @@
-"""The record of a launch: its events, and the times of log lines."""
+"""Write and read the event log of a launch, and the times of log lines."""

@@ -1,6 +1,8 @@
-"""The faults of machines: what each may be to blame for, over all launches with the same log directory, and
-which are left out for it. It travels in the rendezvous; a copy is in `log/nodes.json` on every machine, where
-the next launch finds it, and `fleetrun nodes`.
+"""Keep the faults of nodes, over all launches with the same log directory, and exclude nodes with many
+faults.
+
+The rendezvous carries the faults from node to node. Every node also has a copy in `log/nodes.json`, for the
+next launch and for `fleetrun nodes`.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ from typing import Any, NamedTuple
 from fleetrun.files import end_of, replacing
 
 MOST = 256
-"""Entries that are kept: the newest."""
+"""Number of kept entries. The newest ones are kept."""
 DIGITS = 3
-"""Of the seconds of a time: a process may be killed, started again and killed within 0.1 s."""
+"""Decimal places of a time in seconds. A process may be killed, restarted and killed again within 0.1 s."""
 
 
 class MachineFault(NamedTuple):
-    """At `time` (seconds since the epoch) something went wrong for which the machine `node` may be to blame.
-    Without `what` it is an acquittal: earlier faults of this machine, of all if it has no name, do not count.
+    """A fault of the node `node` at `time`, in seconds since the epoch. The node may be to blame.
 
-    `suspicion`: of which kind, where a script or a person may be to blame as well (a killed process, a hang).
-    It counts while no other machine has had one of the same kind. Without it the machine is to blame.
+    Without `what`, the entry is an acquittal: earlier faults of this node no longer count. Without a name,
+    the acquittal is for all nodes.
+
+    `suspicion`: the kind of a fault that may also come from a script or a person, such as a killed process or
+    a hang. Such a fault counts while no other node has a fault of the same kind. Without `suspicion`, the
+    node is to blame.
     """
 
     time: float
@@ -34,7 +39,7 @@ class MachineFault(NamedTuple):
 
 
 MachineFaults = tuple[MachineFault, ...]
-"""In order of time, each fault once."""
+"""Faults in order of time, each one once."""
 
 
 def merged(*some: Iterable[MachineFault]) -> MachineFaults:
@@ -42,13 +47,13 @@ def merged(*some: Iterable[MachineFault]) -> MachineFaults:
 
 
 def counted(faults: Iterable[MachineFault]) -> dict[str, list[MachineFault]]:
-    """The faults of each machine that count. Empty lists are left out."""
+    """Return the faults of each node that count. Nodes without such faults are omitted."""
     kept = {node: [fault for fault in own if own[fault]] for node, own in unforgiven(faults).items()}
     return {node: own for node, own in kept.items() if own}
 
 
 def unforgiven(faults: Iterable[MachineFault]) -> dict[str, dict[MachineFault, bool]]:
-    """The faults of each machine since it was acquitted, and whether each counts."""
+    """Return the faults of each node since its acquittal, each with True if it counts."""
     found: dict[str, dict[MachineFault, bool]] = {}
     for fault in faults:
         if fault.what:
@@ -63,7 +68,7 @@ def unforgiven(faults: Iterable[MachineFault]) -> dict[str, dict[MachineFault, b
 
 
 def _refute(found: Mapping[str, dict[MachineFault, bool]], suspicion: str) -> None:
-    """What happens on several machines is the script's, or the cluster's: none of them is blamed for it."""
+    """Blame no node for a suspicion on several nodes, because the script or the cluster causes it."""
     alike = [(own, fault) for own in found.values() for fault in own if fault.suspicion == suspicion]
     if len({fault.node for _, fault in alike}) > 1:
         for own, fault in alike:
@@ -71,19 +76,19 @@ def _refute(found: Mapping[str, dict[MachineFault, bool]], suspicion: str) -> No
 
 
 def excluded(faults: Iterable[MachineFault], after: int) -> Mapping[str, Sequence[MachineFault]]:
-    """The machines with at least so many faults; none with `after` 0."""
+    """Return the nodes with at least `after` faults. With `after` 0, return no node."""
     if not after:
         return {}
     return {node: own for node, own in counted(faults).items() if len(own) >= after}
 
 
 def said_faults(faults: Sequence[MachineFault]) -> str:
-    """`2 faults`."""
+    """Return `2 faults`."""
     return "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
 
 
 def read_faults(value: Any) -> MachineFaults:
-    """From JSON. Raises ValueError or TypeError."""
+    """Read faults from JSON. Raises ValueError or TypeError."""
     found = []
     for time, node, what, *more in value:
         if not math.isfinite(float(time)):
@@ -92,7 +97,7 @@ def read_faults(value: Any) -> MachineFaults:
     return merged(found)
 
 
-# ---- The copy of this machine
+# ---- The copy of this node
 
 _LONGEST = 1 << 20
 
@@ -102,14 +107,17 @@ def faults_path(log_dir: Path) -> Path:
 
 
 class Kept(NamedTuple):
-    """What is in the file. `exclude_after`: that of the last launch, for `fleetrun nodes`."""
+    """The content of the file. `exclude_after` is the setting of the last launch, for `fleetrun nodes`."""
 
     faults: MachineFaults = ()
     exclude_after: int = 0
 
 
 def read_kept(path: Path) -> Kept:
-    """Nothing where there is no file. Raises OSError, and ValueError for a file that is something else."""
+    """Read the file. Return an empty result if the file is missing.
+
+    Raises OSError, and ValueError for a file with other content.
+    """
     try:
         text = end_of(path, _LONGEST)
     except FileNotFoundError:
@@ -122,8 +130,10 @@ def read_kept(path: Path) -> Kept:
 
 
 def keep(path: Path, faults: MachineFaults, exclude_after: int | None = None) -> None:
-    """Add these faults to the file. Machines may share the folder: each replaces the file by the union of
-    what it has read and what it knows. Raises as `read_kept`: a file that is something else stays.
+    """Add these faults to the file.
+
+    Nodes may share the directory. Each node therefore replaces the file with the union of its faults and the
+    faults in the file. Raises like `read_kept`: a file with other content stays unchanged.
     """
     known = read_kept(path)
     kept = Kept(merged(known.faults, faults), known.exclude_after if exclude_after is None else exclude_after)

@@ -1,14 +1,18 @@
-"""Goodput: which part of a job's time went into steps that count, and what the rest was lost to. Pure: events
-of the record in, seconds by kind out; the same while a job runs and long after it.
+"""Measure goodput: the part of a job's time that went into steps that count, and the causes of all other
+time.
 
-Followed is the first trainer of this machine, whose steps the others share:
+This module is pure: it reads events of the event log and returns seconds by kind. The results are the same
+during a job and long after it.
+
+The module follows the first trainer of this node, because all trainers share its steps:
 
     launch     started      joining  joined    first step                    it ends     too few  started
       | waiting, | imports    | ren-   | set-up    | steps, done again,        | restart | waiting |
       | start-up |            | dezvous|           | checkpoints, a hang       |         |         |
 
-Between two reports all time belongs to the steps that were made in it, those that an attempt before had made
-already are done again. So what a script does between steps (data, evaluation) is a part of them.
+All time between two reports belongs to the steps between them. If an earlier attempt had already made these
+steps, they are done again. Work of the script between steps (data, evaluation) is therefore part of the
+steps.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ from fleetrun.record.journal import objects_in
 Event = Fields
 _STALL = 10.0
 _UNUSUAL = 20.0
-"""A job that makes no step for so many seconds, and so many times its longest step, makes no progress."""
+"""A job makes no progress if it makes no step for this many seconds, and this many times its longest step."""
 
 
 class Kind(StrEnum):
-    """What time went into."""
+    """The use of a span of time."""
 
     STEPS = "steps"
     WAITING = "waiting for nodes"
@@ -44,7 +48,7 @@ class Kind(StrEnum):
 
 
 class Span(NamedTuple):
-    """Seconds since the epoch."""
+    """A span of time of one kind. Times are in seconds since the epoch."""
 
     kind: Kind
     begin: float
@@ -52,7 +56,7 @@ class Span(NamedTuple):
 
 
 class Goodput:
-    """Of one launch. `best`: the last step of launches before it of the same training."""
+    """The goodput of one launch. `best` is the last step of earlier launches of the same training."""
 
     def __init__(self, best: int | None = None) -> None:
         self.best = best
@@ -61,20 +65,20 @@ class Goodput:
         self._seconds: dict[Kind, float] = {}
         self._kind = Kind.START
         self._since: float | None = None
-        """All before that is in the ledger."""
+        """The end of the time that the ledger has."""
         self._followed: str | None = None
         self._step: int | None = None
-        """Of the attempt."""
+        """The last step of the attempt."""
         self._saves: list[tuple[float, float]] = []
-        """When each was over, and how many seconds it took, since what is in the ledger."""
+        """The end and the seconds of each save since the end of the ledger."""
         self._longest = 0.0
-        """Between two steps."""
+        """The longest time between two steps."""
         self._stops = False
-        """Nothing is started again."""
+        """True if no process starts again."""
         self._over = False
 
     def take(self, event: Event) -> None:
-        """The next one of the record. Lines that are damaged or unknown are passed over."""
+        """Handle the next event of the log. Damaged or unknown lines are skipped."""
         time = _number(event.get("time"))
         name = event.get("event")
         if time is None or self._over:
@@ -125,7 +129,7 @@ class Goodput:
         elif name == "activity" and self._kind is Kind.STEPS and _saves(event.get("what")):
             self._saves.append((time, _number(event.get("seconds")) or 0.0))
         elif name == "exited":
-            by_itself = event.get("asked") is None  # one that is told to stop for a restart may end with 0
+            by_itself = event.get("asked") is None  # a process that stops for a restart may also exit with 0
             ends = self._stops or (event.get("code") == 0 and by_itself)
             after = Kind.END if ends else Kind.RESTARTS
             if self._kind is Kind.STEPS:
@@ -134,7 +138,7 @@ class Goodput:
             self._kind = after
 
     def _stepped(self, step: int, time: float) -> None:
-        """At least this step of the attempt is done."""
+        """Record that the attempt has reached at least this step."""
         if self._step is None:
             self._until(time, self._kind)
         elif step > self._step and self._since is not None:
@@ -151,7 +155,7 @@ class Goodput:
         self.best = step if self.best is None else max(self.best, step)
 
     def _until_saved(self, time: float) -> None:
-        """Saves that were over by then are in the ledger first."""
+        """Add the saves that ended by `time` to the ledger first."""
         saved = sum(seconds for over, seconds in self._saves if over <= time)
         self._saves = [each for each in self._saves if each[0] > time]
         if saved and self._since is not None:
@@ -168,21 +172,21 @@ class Goodput:
         self._since = time
 
     def _now(self, time: float) -> Kind:
-        """What the time since the last entry goes into."""
+        """Return the kind of the time since the last entry of the ledger."""
         stalls = self._since is not None and time - self._since > max(_STALL, _UNUSUAL * self._longest)
         return Kind.STALL if stalls and self._kind is Kind.STEPS else self._kind
 
-    # ---- what it comes to
+    # ---- the results
 
     def spans(self, now: float | None = None) -> list[Span]:
-        """In their order; the last one goes on until `now`, if the job runs."""
+        """Return the spans in order. The last span continues until `now`, if the job runs."""
         spans = list(self._spans)
         if now is not None and not self._over and self._since is not None and now > self._since:
             spans.append(Span(self._now(now), self._since, now))
         return spans
 
     def seconds(self, now: float | None = None) -> dict[Kind, float]:
-        """By what they went into, in the order of `Kind`."""
+        """Return the seconds by kind, in the order of `Kind`."""
         found = dict(self._seconds)
         if now is not None and not self._over and self._since is not None and now > self._since:
             kind = self._now(now)
@@ -191,13 +195,13 @@ class Goodput:
 
 
 def share(seconds: Mapping[Kind, float]) -> float | None:
-    """The part of the time that went into steps that count; None where no step was reported."""
+    """Return the part of the time that went into steps that count, or None without a reported step."""
     whole = sum(seconds.values())
     return seconds[Kind.STEPS] / whole if whole > 0 and seconds.get(Kind.STEPS) else None
 
 
 def goodput_fields(seconds: Mapping[Kind, float]) -> Document:
-    """For another program."""
+    """Return the goodput as fields for another program."""
     part = share(seconds)
     return {
         "share": None if part is None else round(part, 4),
@@ -206,7 +210,7 @@ def goodput_fields(seconds: Mapping[Kind, float]) -> Document:
 
 
 def read_fields(fields: object) -> dict[Kind, float]:
-    """The seconds of `goodput_fields`; of a later version those that are known here."""
+    """Read the seconds of `goodput_fields`. Kinds of a later version are ignored."""
     given = fields.get("seconds") if isinstance(fields, Mapping) else None
     found = given if isinstance(given, Mapping) else {}
     numbers = {kind: _number(found.get(str(kind))) for kind in Kind}
@@ -214,8 +218,10 @@ def read_fields(fields: object) -> dict[Kind, float]:
 
 
 def sentence(seconds: Mapping[Kind, float], describe: Callable[[float], str]) -> str:
-    """`97.1 %; lost: 41 s imports, 12 s steps done again`; empty where no step was reported. `describe` words
-    a duration. Less than a second, or than a hundredth of all, is left out.
+    """Return `97.1 %; lost: 41 s imports, 12 s steps done again`, or an empty text without a reported step.
+
+    `describe` formats a duration. Kinds with less than a second, or less than a hundredth of all time, are
+    omitted.
     """
     part, whole = share(seconds), sum(seconds.values())
     if part is None:

@@ -1,5 +1,5 @@
-"""Reads the record of a launch back, whatever became of its file: torn lines, foreign lines, no end. Judges
-nothing that a line says beyond its form.
+"""Read the event log of a launch, whatever happened to its file: torn lines, foreign lines, a missing end.
+The reader checks only the form of a line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class UnreadableError(Exception):
-    """There is no record, or it is not readable; the message says which."""
+    """The event log does not exist, or is not readable. The message gives the reason."""
 
 
 @frozen_by_name
 class Known:
-    """A process of the job as the record knows it. `rank` is None for the pre-hook. `log` is next to
-    the record, wherever that was moved to.
+    """A process of the job in the event log. `rank` is None for the pre-hook. `log` is next to the event log,
+    even after a move of the directory.
     """
 
     name: str
@@ -44,9 +44,11 @@ class Known:
 
 @frozen_by_name
 class History:
-    """What the record says. `damaged` counts lines that are not events, `owner` is the uid of the file.
-    `running`: whether its launcher runs; None where the file system cannot tell. `heard`: when the last of
-    the events that were left out was written.
+    """The content of an event log.
+
+    `damaged` counts lines that are not events. `owner` is the user ID of the file's owner. `running` is True
+    while the launcher runs, and None if the file system cannot show this. `heard` is the time of the last
+    skipped event.
     """
 
     path: Path
@@ -59,7 +61,7 @@ class History:
     heard: float = 0.0
 
     def all(self, *names: str) -> tuple[Event, ...]:
-        """Events of these names, in their order."""
+        """Return the events with these names, in order."""
         return tuple(each for each in self.events if each["event"] in names)
 
     def last(self, name: str) -> Event | None:
@@ -67,12 +69,12 @@ class History:
 
     @property
     def launch(self) -> Event:
-        """Empty when its line is lost."""
+        """The event `launch`. Empty if its line is lost."""
         return next(iter(self.all("launch")), {})
 
     @property
     def over(self) -> Event | None:
-        """How it ended. None: it runs, or its launcher was killed."""
+        """The event of the end. None if the job runs, or if its launcher was killed."""
         return self.last("over")
 
     @property
@@ -81,7 +83,7 @@ class History:
 
     @property
     def ended(self) -> float | None:
-        """The time of its last event; None while it runs."""
+        """The time of the last event, or None while the job runs."""
         if self.over is not None:
             return float(self.over["time"])
         if self.running or not self.events:
@@ -90,7 +92,7 @@ class History:
 
     @property
     def containers(self) -> tuple[Known, ...]:
-        """Those of the newest pod."""
+        """The processes of the newest pod."""
         for event in reversed(self.all("launch", "ready")):
             found = tuple(self._known(event))
             if found:
@@ -112,18 +114,18 @@ class History:
 
 
 def read(path: Path) -> History:
-    """The record in `path`, without `progress`, which makes most of a long one: `events_of` has that too.
+    """Read the event log in `path`, without `progress` events, which make up most of a long log.
 
-    Raises UnreadableError.
+    `events_of` also returns `progress` events. Raises UnreadableError.
     """
     with _opened(path) as file:
-        running = _is_written(file)  # before it is read: what ends in between has said how
+        running = _is_written(file)  # before the reading: a job that ends meanwhile has then written its end
         events: list[Event] = []
         left_out = b""
         damaged = 0
         skips = _begins("progress")
         for line in _lines(file):
-            if skips(line) is not None:  # as a journal writes it; others are parsed
+            if skips(line) is not None:  # the form of a journal's lines; other lines are parsed
                 left_out = line
                 continue
             event = parsed(line)
@@ -148,9 +150,10 @@ def read(path: Path) -> History:
 
 @frozen_by_name
 class Glance:
-    """The two ends of a record: what a list of launches shows. `launch` is empty when its line is lost;
-    `over` and `progress` (of a trainer) are the last of their kind, None where there is none near the end.
-    `heard` is the time of the last event.
+    """The start and the end of an event log, for a list of launches.
+
+    `launch` is empty if its line is lost. `over` and `progress` (of a trainer) are the last events of their
+    kind, or None if the end of the file has no such event. `heard` is the time of the last event.
     """
 
     path: Path
@@ -164,7 +167,7 @@ class Glance:
 
 
 def glance(path: Path, end: bool = True) -> Glance:
-    """Without `end` the beginning only. Raises UnreadableError."""
+    """Read the two ends of an event log. Without `end`, read only the start. Raises UnreadableError."""
     with _opened(path) as file:
         running = _is_written(file)
         first = parsed(file.readline(LONGEST_LINE)) or {}
@@ -187,13 +190,13 @@ def glance(path: Path, end: bool = True) -> Glance:
 
 
 def events_of(path: Path) -> Iterator[Event]:
-    """All of a record, one after the other: a long one has millions. Raises UnreadableError."""
+    """Yield all events, one after the other, because a long log has millions. Raises UnreadableError."""
     with _opened(path) as file:
         yield from (event for line in _lines(file) if (event := parsed(line)) is not None)
 
 
 def records(log_dir: Path) -> list[Path]:
-    """All records in a folder, the newest first: by the last word in them."""
+    """Return all event logs in a directory, newest first by the time of the last write."""
     try:
         with os.scandir(log_dir) as entries:
             files = [each for each in entries if _NAME.fullmatch(each.name)]
@@ -204,7 +207,7 @@ def records(log_dir: Path) -> list[Path]:
 
 
 def _changed(entry: os.DirEntry[str]) -> float:
-    """Its time of change; 0 when it is not a file, or was deleted."""
+    """Return the time of the last change, or 0 if the file was deleted or is no regular file."""
     try:
         return entry.stat(follow_symlinks=False).st_mtime if entry.is_file(follow_symlinks=False) else 0.0
     except OSError:
@@ -212,13 +215,13 @@ def _changed(entry: os.DirEntry[str]) -> float:
 
 
 def names(path: Path) -> tuple[str, str] | None:
-    """Job and pod, by the file's name."""
+    """Return job and pod from the file's name."""
     match = _NAME.fullmatch(path.name)
     return (match["job"], match["pod"]) if match else None
 
 
 def parsed(line: bytes) -> Event | None:
-    """The event of a line, if it is one."""
+    """Return the event of a line, or None."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -230,12 +233,14 @@ def parsed(line: bytes) -> Event | None:
 
 
 def was_stopped(over: Event) -> bool:
-    """Whether its user ended the job: by Ctrl-C, `fleetrun stop` or a signal, with no failure before."""
+    """Return True if the user ended the job: by Ctrl-C, `fleetrun stop` or a signal, without an earlier
+    failure.
+    """
     return over.get("code") in (129, 130, 143) and not over.get("report")
 
 
 def number(value: Any) -> float | None:
-    """As the journal writes numbers, those that JSON does not have too."""
+    """Read a number in the form of the journal, which includes numbers that JSON lacks."""
     if isinstance(value, str):
         return _NUMBERS.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -262,7 +267,9 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def is_running(path: Path) -> bool:
-    """Whether the launcher that writes this record is there. Without locks: whether it has said no end."""
+    """Return True if the launcher that writes this event log runs. Without file locks, return True if the log
+    has no end.
+    """
     try:
         with _opened(path) as file:
             running = _is_written(file)
@@ -272,7 +279,7 @@ def is_running(path: Path) -> bool:
 
 
 def says_its_end(file: IO[bytes]) -> bool:
-    """Whether a record closes with how the launch ended. Looks at no more than its end."""
+    """Return True if the event log has the event of the end. Reads only the last part of the file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))
     over = _begins("over")
@@ -280,13 +287,14 @@ def says_its_end(file: IO[bytes]) -> bool:
 
 
 def _begins(event: str) -> Callable[[bytes], object]:
-    """Tells lines of a journal that are this event, without parsing them."""
+    """Return a function that recognizes a journal's line of this event without parsing it."""
     return re.compile(rf'\{{"time": [-0-9.e]+, "event": "{event}"'.encode()).match
 
 
 def _is_written(file: IO[bytes]) -> bool | None:
-    """A launcher holds the lock while it runs. Readers take a shared lock, so they do not mistake each other
-    for a launcher.
+    """Return True while a launcher holds the lock, and None without file locks.
+
+    Readers take a shared lock, so no reader mistakes another reader for a launcher.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -299,6 +307,6 @@ def _is_written(file: IO[bytes]) -> bool | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """One that is too long comes in pieces, of which none is an event."""
+    """Yield the lines. A line that is too long comes in pieces, and no piece is an event."""
     while line := file.readline(LONGEST_LINE):
         yield line

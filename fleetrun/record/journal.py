@@ -1,13 +1,14 @@
-"""Writing the record of a launch on one machine: everything that happens, one JSON object a line, appended to
-`log/<job>.<pod>.events.jsonl`; and in `.marks` next to it the sizes of the log files over time, which give
-their lines a time. `history` and `log_lines` read them.
+"""Write the event log of a launch on one node. `history` and `log_lines` read its two files.
 
-Marks are written only while logs grow: ten a second for long, later in a long job fewer:
+`log/<job>.<pod>.events.jsonl` gets every event as one JSON object per line. `.marks` next to it gets the
+sizes of the log files over time, which give the lines of the logs a time.
 
-    # trainer.0 trainer.1        the names that the numbers below stand for
-    rest 0.01                    for how many seconds there was no look before the marks that follow
-    1795332112.98 0:4096 1:310   at that moment these logs were so long
-    1795332150.02 0-1048576      --log_rotate took so many bytes out of the head of this one
+Marks are written only while logs grow. A job writes ten marks per second for a long time, and fewer later:
+
+    # trainer.0 trainer.1       the names that the numbers below stand for
+    rest 0.01                   seconds without a look before the following marks
+    1795332112.98 0:4096 1:310  the lengths of these logs at this moment
+    1795332150.02 0-1048576     --log_rotate removed this many bytes from the head of this log
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from fleetrun.pod.loop import Loop, Timer
 
 
 class Appender:
-    """Readable by its owner only. While it is open it holds the file's lock, which shows readers that it is
-    being written.
+    """A file that only its owner can read, and that grows by whole lines. While it is open, it holds a file
+    lock, which shows readers that a launcher writes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,8 +43,10 @@ class Appender:
         self.written = 0
 
     def append(self, line: bytes) -> bool:
-        """Whether all of it, and the end of the line, is in the file now. What a full disk tears off stays a
-        line of its own.
+        """Append a line. Return True if the whole line and its end are in the file.
+
+        If a full disk cuts a line short, the next line starts after a newline, so the torn part stays a
+        separate line.
         """
         if self._fd < 0:
             return False
@@ -58,13 +61,13 @@ class Appender:
         return written == len(data)
 
     def close(self) -> None:
-        """May be called twice; after it nothing is written."""
+        """Close the file. You may call it twice. Later lines are dropped."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def _lock(self) -> bool:
-        """A reader may hold it for a moment; a file system may have none."""
+        """Try to get the lock. A reader may hold it for a moment, and some file systems have no locks."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -72,7 +75,7 @@ class Appender:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that appends to a regular file, or -1. Never blocks (on a FIFO without a reader)."""
+    """Return a descriptor that appends to a regular file, or -1. Never blocks on a FIFO."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o600)
@@ -84,14 +87,14 @@ def _opened(path: Path) -> int:
     return fd
 
 
-# ---- The record
+# ---- The event log
 
 Event = Document
-"""`time` (seconds since the epoch), `event` (its name), and what belongs to it: docs/reference/events.md."""
+"""`time` (seconds since the epoch), `event` (its name), and the fields in docs/reference/events.md."""
 
 
 def objects_in(fields: Fields, name: str) -> list[Document]:
-    """The objects in a list of an event or an answer, which may have any form."""
+    """Return the objects in a list of an event or an answer, which may have any form."""
     found = fields.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
@@ -104,7 +107,9 @@ def journal_path(log_dir: Path, job_id: str, pod: str) -> Path:
 
 
 class Journal:
-    """Appends whole lines. What cannot be written is let go and counted: a full disk ends no job."""
+    """The writer of an event log. Events that cannot be written are dropped and counted, because a full disk
+    must not end a job.
+    """
 
     def __init__(self, path: Path, wall: Clock = time.time) -> None:
         self.path = path
@@ -114,11 +119,11 @@ class Journal:
         self._lost = 0
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """From now on called with every event, whether it could be written or not."""
+        """Call `listener` with every following event, even if the event could not be written."""
         self._listeners.append(listener)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Fields are JSON values; numbers that JSON does not have become "nan", "inf", "-inf"."""
+        """Append an event. Fields are JSON values. Numbers that JSON lacks become "nan", "inf" or "-inf"."""
         said = {"time": round(self._wall(), 3), "event": event, **fields}
         if self._lost:
             lost = {"time": said["time"], "event": "lost", "events": self._lost}
@@ -128,12 +133,12 @@ class Journal:
             listener(said)
 
     def close(self) -> None:
-        """May be called twice; what is written after it reaches listeners only."""
+        """Close the file. You may call it twice. Later events reach only the listeners."""
         self._file.close()
 
 
 def encoded(event: Event) -> bytes:
-    """One line, without its end."""
+    """Return an event as one line, without the newline."""
     try:
         text = json.dumps(event, ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:
@@ -142,7 +147,7 @@ def encoded(event: Event) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """What JSON does not have as a number, as a string: `nan`, `inf`, `-inf`."""
+    """Replace numbers that JSON lacks with strings: `nan`, `inf`, `-inf`."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -159,16 +164,16 @@ def marks_path(log_dir: Path, job_id: str, pod: str) -> Path:
     return log_dir / f"{job_id}.{pod}{MARKS_SUFFIX}"
 
 
-REST = 1.0  # seconds between two looks at logs that grow all the time
-SHORT = 0.01  # the same at those that grow now and then
-_MARKS, _LOOKS = 100.0, 200.0  # so many after short rests at once, and of each so many a second for long
+REST = 1.0  # seconds between two looks at logs that always grow
+SHORT = 0.01  # the same for logs that grow now and then
+_MARKS, _LOOKS = 100.0, 200.0  # at first, after short rests; then this many per second:
 _MARKS_A_SECOND, _LOOKS_A_SECOND = 10.0, 20.0
 _LONGEST_REST = 64.0
-_ENOUGH = 8 << 20  # bytes, after which the rest doubles: a job of weeks must not fill a disk with this
+_ENOUGH = 8 << 20  # bytes, after which the rest doubles, so that a job of weeks does not fill a disk
 
 
 class Marks:
-    """Of the logs of one pod's containers, by name. Woken like a `Watch`: call `told` at each SIGIO."""
+    """The marks of the logs of one pod's processes, by name. Call `told` at each SIGIO, as for a `Watch`."""
 
     def __init__(
         self,
@@ -188,14 +193,14 @@ class Marks:
         self._folder = -1
         self._rest = REST
         self._told_rest = 0.0
-        """That the last line of the file says."""
+        """The rest in the last line of the file."""
         self._since = SHORT
         """The longest time since the last look."""
         self._marks, self._looks, self._counted = _MARKS, _LOOKS, loop.clock()
         self._timer = Timer()
 
     def start(self, logs: Mapping[str, Path]) -> None:
-        """Once these logs are there, by the names of their containers. The next pods have the same."""
+        """Start with these logs, by process name, as soon as they exist. The next pods have the same logs."""
         if self._names:
             return
         self._names = list(logs)
@@ -208,25 +213,25 @@ class Marks:
         self._look()
 
     def told(self) -> None:
-        """Something in the log directory was written to: a log, or another file there."""
+        """Handle a write in the log directory, to a log or to another file."""
         if self._folder >= 0 and not self._timer.pending:
             self._mark(range(len(self._logs)))
             self._rest_a_while()
 
     def heard(self, event: Fields) -> None:
-        """An event of the record: the end of a process is the time of its last line."""
+        """Handle an event of the log: the end of a process is the time of its last line."""
         if event.get("event") == "exited" and event.get("container") in self._names:
             self._mark([self._names.index(event["container"])])
 
     def cut(self, log: Path, by: int) -> None:
-        """This log lost so many bytes at its head."""
+        """Record that this log lost `by` bytes at its head."""
         if by and str(log) in self._logs:
             number = self._logs.index(str(log))
             self._sizes[number] -= by
             self._write(f"{self._wall():.2f} {number}-{by}", self._since)
 
     def close(self) -> None:
-        """After the last write. May be called twice."""
+        """Close after the last write. You may call it twice."""
         if self._folder < 0:
             return
         self._mark(range(len(self._logs)))
@@ -237,7 +242,7 @@ class Marks:
             self._file.close()
 
     def _look(self) -> None:
-        """Ask for news, then see what is there already: in this order, so that no write falls between."""
+        """Request a signal first, then look at the logs. In this order, no write falls between the two."""
         will_tell = self._ask()
         if self._mark(range(len(self._logs))):
             self._rest_a_while()
@@ -245,10 +250,10 @@ class Marks:
             self._since = self._rest
             self._timer = self._loop.after(self._rest, self._look)
         else:
-            self._since = SHORT  # the kernel tells at once
+            self._since = SHORT  # the kernel signals immediately
 
     def _rest_a_while(self) -> None:
-        """A short while, unless there were many looks, or marks, of late."""
+        """Rest for a short time, or longer after many recent looks or marks."""
         now = self._loop.clock()
         passed, self._counted = now - self._counted, now
         self._marks = min(_MARKS, self._marks + passed * _MARKS_A_SECOND / self._rest)
@@ -267,7 +272,7 @@ class Marks:
         return True
 
     def _mark(self, numbers: Iterable[int]) -> bool:
-        """Write down which of them have changed their size; whether any has."""
+        """Record the logs whose size has changed. Return True if any size has changed."""
         changed = []
         for number in numbers:
             try:

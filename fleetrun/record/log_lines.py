@@ -1,6 +1,7 @@
-"""The lines of a launch's logs in the order of time, forwards and backwards, while they are written and when
-they are whole. The marks of the record give each line a time, exact to about 10 ms where few are written,
-and else to a second at worst. Prints nothing.
+"""Read the lines of a launch's logs in the order of time, forwards and backwards, during a job and after it.
+
+The marks next to the event log give each line a time. The time is exact to about 10 ms where a job writes few
+lines, and else to one second at worst. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from fleetrun.record.journal import REST
 
 PIECE = 256 * 1024
 LONGEST = 1 << 20
-"""Bytes, after which a line is broken."""
+"""Most bytes of a line. A longer line is broken."""
 
 
 class LogReader:
-    """Reads on from `offset`, which is always the beginning of a line. What cannot be read has no lines."""
+    """A reader of one log, which continues at `offset`, always the start of a line. An unreadable log has no
+    lines.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
         self.lost = 0
-        """Bytes that were taken off its head before they were read."""
+        """Bytes that were removed from the head of the log before anyone read them."""
         self.trouble: OSError | None = None
-        """Why nothing can be read at the moment."""
+        """The reason why the log is unreadable at the moment, or None."""
         self._fd = -1
         self._open()
 
@@ -46,7 +49,7 @@ class LogReader:
 
     @property
     def state(self) -> tuple[int, float]:
-        """Size, and when it was written to last."""
+        """The size of the log, and the time of its last write."""
         if self._fd < 0:
             self._open()
         if self._fd < 0:
@@ -56,18 +59,18 @@ class LogReader:
 
     @property
     def head(self) -> int:
-        """Where it begins: --log_rotate may have punched a hole there."""
+        """The offset of the first byte. --log_rotate may have punched a hole before it."""
         with suppress(OSError):
             return os.lseek(self._fd, 0, os.SEEK_DATA)
         return 0
 
     @property
     def aligned(self) -> bool:
-        """Whether a line begins at `offset`, as far as one can see."""
+        """True if a line starts at `offset`, as far as the file shows."""
         return self.offset == 0 or self._read(self.offset - 1, 1) in (b"\n", b"")
 
     def seek(self, offset: int) -> None:
-        """To the beginning of the line that has this byte."""
+        """Move to the start of the line with this byte."""
         self.offset = offset
         if offset > 0:
             low = max(0, offset - LONGEST)
@@ -75,34 +78,35 @@ class LogReader:
             self.offset = low + before.rfind(b"\n") + 1 if b"\n" in before else low
 
     def shortened(self, by: int) -> None:
-        """It has lost so many bytes at its head."""
+        """Adjust the offset after the log lost `by` bytes at its head."""
         unread = by - self.offset
         self.offset = max(0, -unread)
         if unread > 0:
             self._skip(unread)
 
     def past_hole(self) -> None:
-        """Its head may have become a hole meanwhile."""
+        """Move past a hole at the head of the log."""
         unread = self.head - self.offset
         if unread > 0:
             self.offset += unread
             self._skip(unread)
 
     def _skip(self, lost: int) -> None:
-        """The rest of a line whose beginning is lost is skipped."""
+        """Skip the rest of a line without a start."""
         rest = self._read(self.offset, LONGEST).find(b"\n") + 1
         self.offset += rest
         self.lost += lost + rest
 
     def ahead(self, end: int) -> bytes:
-        """Everything up to byte `end`, in one read: its head may be cut off at any moment."""
+        """Return everything up to byte `end`, in one read, because the head may disappear at any moment."""
         return self._read(self.offset, end - self.offset)
 
     def lines(
         self, end: int, *, last: bool = False, ahead: bytes | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """Whole lines up to byte `end` with the offset behind each; `last`: what comes after them is a line
-        too. `ahead`: that has been read already.
+        """Yield whole lines up to byte `end`, each with the offset behind the line.
+
+        `last`: the bytes after the last newline are also a line. `ahead`: bytes that were read before.
         """
         rest = b""
         begin = place = self.offset
@@ -126,14 +130,14 @@ class LogReader:
             yield self.offset, rest
 
     def backwards(self, end: int, start: int, *, last: bool = False) -> Iterator[tuple[int, bytes]]:
-        """The same lines, the last one first, down to byte `start`, which is the beginning of one."""
-        place, edge, newline = end, end, 0  # `rest` ends at `edge`, and a newline follows or not
+        """Yield the same lines, last one first, down to byte `start`, which is the start of a line."""
+        place, edge, newline = end, end, 0  # `rest` ends at `edge`, perhaps with a newline behind it
         counts, rest = last, b""
         while place > start:
             low = max(start, place - PIECE)
             data = self._read(low, place - low)
             if len(data) < place - low:
-                return  # it became shorter meanwhile
+                return  # the file became shorter meanwhile
             rest, *whole = (data + rest).split(b"\n")
             for line in reversed(whole):
                 if counts and (line or newline):
@@ -159,7 +163,7 @@ class LogReader:
         return data
 
     def _open(self) -> None:
-        """Never blocks, and opens only a regular file."""
+        """Open the log. Never blocks, and opens only a regular file."""
         try:
             self._fd = open_plain(self.path)
             self.trouble = None
@@ -169,14 +173,14 @@ class LogReader:
 
 # ---- From sizes of log files to times of their lines
 
-_DIGITS = 18  # of a size, at most
+_DIGITS = 18  # most digits of a size
 _LONGEST_LINE = 1 << 20
 
 
 @dataclass(slots=True)
 class Track:
-    """How one log grew: at `times[i]` it had `sizes[i]` bytes, counted from its head as it is now. Both
-    ascend. `rests[i]` is how long the launcher had looked away before.
+    """The growth of one log: at `times[i]` the log had `sizes[i]` bytes, counted from its present head. Both
+    lists ascend. `rests[i]` is how many seconds the launcher had not looked before.
     """
 
     times: list[float] = field(default_factory=list)
@@ -193,18 +197,18 @@ class Track:
         self.rests.append(rest)
 
     def cut(self, by: int) -> None:
-        """The file has lost so many bytes at its head."""
+        """Adjust the sizes after the file lost `by` bytes at its head."""
         self.sizes = [size - by for size in self.sizes]
         gone = bisect_left(self.sizes, 1)
         self.times, self.sizes, self.rests = self.times[gone:], self.sizes[gone:], self.rests[gone:]
 
     def closed(self, size: int, began: float, last: float) -> Track:
-        """With what is known of the file itself: its size now, when its job began, and when it was written to
-        last.
+        """Return the track with facts of the file: its present size, the start of its job, and the last
+        write.
         """
         known = Track(list(self.times), list(self.sizes), list(self.rests))
         rest = REST
-        if not known.sizes:  # no marks: as if it had grown evenly
+        if not known.sizes:  # without marks, assume even growth
             known.add(began, 0, rest)
             rest = max(rest, last - began)
         if size > known.sizes[-1]:
@@ -212,7 +216,9 @@ class Track:
         return known
 
     def at(self, offset: int) -> float:
-        """When the byte before `offset` was written. Infinite for what is newer than all marks."""
+        """Return when the byte before `offset` was written. Infinite for bytes that are newer
+        than all marks.
+        """
         number = bisect_left(self.sizes, offset)
         if number == len(self.sizes):
             return math.inf
@@ -221,13 +227,13 @@ class Track:
         return self._within(number, offset, self.times[number - 1], self.sizes[number - 1])
 
     def since(self, moment: float) -> int:
-        """The offset before which everything is older."""
+        """Return an offset before which all bytes are older than `moment`."""
         number = bisect_left(self.times, moment)
         return self.sizes[number - 1] if number else 0
 
     def _within(self, number: int, offset: int, before: float, size: int) -> float:
-        """Spread evenly over the time since the look before. After a longer silence the kernel has signalled
-        the first write.
+        """Spread the bytes evenly over the time since the previous look. After a longer silence, the kernel
+        has signalled the first write, so the mark has its exact time.
         """
         moment, rest = self.times[number], self.rests[number]
         if moment - before > 1.5 * rest:
@@ -242,7 +248,7 @@ class Track:
 
 
 class MarksReader:
-    """Reads the notes of a launch, and continues where it stopped. A missing file has none."""
+    """A reader of a launch's marks, which continues where it stopped. A missing file has no marks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -252,7 +258,9 @@ class MarksReader:
         self.tracks: dict[str, Track] = {}
 
     def read(self) -> dict[str, int]:
-        """Take in what is new; how many bytes logs have lost at their heads since the last call, by name."""
+        """Read the new marks. Return how many bytes each log has lost at its head since the last call, by
+        name.
+        """
         cuts: dict[str, int] = {}
         for line in self._lines():
             word, _, rest = line.partition(" ")
@@ -265,7 +273,7 @@ class MarksReader:
         return cuts
 
     def _take(self, moment: float, entries: Iterable[str], cuts: dict[str, int]) -> None:
-        for entry in entries:  # there may be a million of them
+        for entry in entries:  # a line may have a million entries
             number, grown, amount = entry.partition(":")
             if not grown:
                 number, _, amount = entry.partition("-")
@@ -282,7 +290,9 @@ class MarksReader:
                 cuts[name] = cuts.get(name, 0) + int(amount)
 
     def _lines(self) -> Iterable[str]:
-        """Whole ones only: the last may still be on its way. Without a file that can be read: none."""
+        """Yield whole lines, because the launcher may still be writing the last one. An unreadable file has
+        no lines.
+        """
         with suppress(OSError), os.fdopen(open_plain(self._path), "rb") as file:
             file.seek(self._offset)
             while line := file.readline(_LONGEST_LINE):
@@ -303,14 +313,15 @@ def _positive(text: str) -> float | None:
 # ---- Lines of several logs, merged by time
 
 AT_ONCE = 2 << 20
-"""Bytes of new lines of a log: a slow reader gets them piece by piece."""
+"""Most bytes of new lines of one log, so that a slow reader gets them in pieces."""
 
 
 @frozen
 class Line:
-    """`moment`: seconds since the epoch. `number` is that of its log.
+    """A line of a log. `moment`: seconds since the epoch. `number`: the number of its log.
 
-    With `lost` it is not a line: so many bytes of the log were rotated away before they were read.
+    With `lost`, the entry is not a line: this many bytes of the log were rotated away before anyone read
+    them.
     """
 
     moment: float
@@ -323,7 +334,7 @@ Wanted = Callable[[bytes], bool]
 
 
 class Merged:
-    """The logs of one launch. `began` is when it began, `clock` the time now."""
+    """The logs of one launch. `began` is the start of the launch. `clock` returns the present time."""
 
     def __init__(
         self, logs: Mapping[str, Path], marks: Path, began: float, clock: Callable[[], float]
@@ -335,7 +346,7 @@ class Merged:
         self._began = began
         self._clock = clock
         self.cut = False
-        """Whether `so_far` left out lines for the sake of `most_bytes` or `most_read`."""
+        """True if `so_far` omitted lines because of `most_bytes` or `most_read`."""
 
     def close(self) -> None:
         for reader in self._readers:
@@ -351,11 +362,11 @@ class Merged:
         most_bytes: int | None = None,
         most_read: int | None = None,
     ) -> Iterator[Line]:
-        """What is there: lines since a moment, or the last `most` of them. What comes then is `news`.
+        """Yield the existing lines since a moment, or the last `most` of them. Later lines come from `news`.
 
-        `whole`: the logs are complete, and what follows the last newline is a line too. `most_bytes`: the
-        last lines that have so many bytes, an equal share of each log; `most_read`: the same, of all lines
-        that are looked at.
+        `whole`: the logs are complete, and the bytes after the last newline are also a line. `most_bytes`:
+        yield only the last lines with this many bytes, an equal share of each log. `most_read`: the same
+        limit for all lines that are read.
         """
         self._marks.read()
         streams = []
@@ -377,30 +388,30 @@ class Merged:
         return merged if most is None else iter(list(merged)[-most:] if most else [])
 
     def news(self, wanted: Wanted, *, last: bool = False) -> Iterator[Line]:
-        """What came since the last call, of each log `AT_ONCE` bytes at most. `last`: nothing will come any
-        more.
+        """Yield the lines since the last call, at most `AT_ONCE` bytes of each log. `last`: no more lines
+        will come.
         """
         for number, reader in enumerate(self._readers):
             self._cut()
             reader.past_hole()
             size = reader.state[0]
             if (not reader.aligned or size < reader.offset) and not last and number not in self._doubted:
-                self._doubted.add(number)  # its head was cut off a moment ago: the note of it will be there
+                self._doubted.add(number)  # a missing head: the mark about it will follow
                 continue
             self._doubted.discard(number)
-            if size < reader.offset:  # somebody emptied it
+            if size < reader.offset:  # somebody emptied the file
                 reader.offset = 0
             begin, end = reader.offset, min(size, reader.offset + AT_ONCE)
             data = reader.ahead(end)
             if reader.state[0] < size or reader.head > begin or self._names[number] in self._cut():
-                continue  # its head was cut off while it was read: once more then
+                continue  # the head disappeared during the reading: read again next time
             lines = reader.lines(end, last=last and end == size, ahead=data)
             found = list(self._timed(number, self._track(number), lines))
             yield from self._lost(number, found)
             yield from (line for line in found if wanted(line.text))
 
     def _lost(self, number: int, found: Sequence[Line]) -> Iterator[Line]:
-        """A word for what is missing before the lines that were found."""
+        """Yield an entry for the bytes that are missing before the found lines."""
         reader = self._readers[number]
         lost, reader.lost = reader.lost, 0
         if lost:
@@ -408,14 +419,14 @@ class Merged:
 
     @property
     def behind(self) -> bool:
-        """Whether there is more than one call of `news` tells."""
+        """True if the logs have more lines than one call of `news` yields."""
         return any(
             reader.state[0] - reader.offset > AT_ONCE and reader.trouble is None for reader in self._readers
         )
 
     @property
     def troubles(self) -> Mapping[str, OSError]:
-        """By name, why logs cannot be read at the moment."""
+        """Reasons why logs are unreadable at the moment, by name."""
         return {
             name: reader.trouble
             for name, reader in zip(self._names, self._readers, strict=True)
@@ -423,7 +434,7 @@ class Merged:
         }
 
     def _cut(self) -> dict[str, int]:
-        """Go along with what logs have lost at their heads."""
+        """Adjust the readers to the bytes that logs have lost at their heads."""
         cuts = self._marks.read()
         for name, by in cuts.items():
             if name in self._names:
@@ -441,7 +452,7 @@ class Merged:
         most_bytes: int | None,
         most_read: int | None,
     ) -> list[Line]:
-        """The last lines that were asked for; the reader continues after the last whole line."""
+        """Return the last lines within the limits. The reader then continues after the last whole line."""
         reader = self._readers[number]
         lines = self._within(reader.backwards(size, reader.offset, last=whole), most_read)
         matching = (each for each in lines if wanted(each[1]))
@@ -464,7 +475,8 @@ class Merged:
 
     def _timed(self, number: int, track: Track, lines: Iterable[tuple[int, bytes]]) -> Iterator[Line]:
         for behind, text in lines:
-            # Many programs write a line in pieces: it counts when it begins, and a progress bar when it ends.
+            # Many programs write a line in pieces. A line counts from its start, and a progress bar from its
+            # end.
             moment = track.at(behind - (1 if b"\r" in text else len(text)))
             yield Line(self._clock() if moment == math.inf else moment, number, text.lstrip(b"\0"))
 
@@ -473,5 +485,5 @@ class Merged:
 
 
 def in_time_order(lines: Sequence[Line]) -> list[Line]:
-    """Of one look: by time; those of one log in its order."""
+    """Sort the lines of one look by time. Lines of one log keep their order."""
     return sorted(lines, key=lambda line: line.moment)

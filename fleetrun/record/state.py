@@ -1,5 +1,5 @@
-"""The state of a launch: one pure fold over the lines of its record (docs/events.md). The launcher answers
-`fleetrun status` from it, and the exporter process exports it.
+"""Build the state of a launch, as a pure fold over the lines of its event log (docs/events.md). The launcher
+answers `fleetrun status` with the state, and the exporter process exports the state.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from fleetrun.pod.events import HUNG
 
 
 class Process:
-    """One process of this machine over all its attempts. `rank` is None for the one that runs before the
-    others. Times are seconds since the epoch.
+    """One process of this node over all its attempts. Times are seconds since the epoch.
 
-    `exits` counts by outcome: `ok`, `failed`, or `stopped` (by fleetrun).
+    `rank` is None for the pre-hook, which runs before the others. `exits` counts by outcome: `ok`, `failed`,
+    or `stopped` (by fleetrun).
     """
 
     def __init__(self, role: str, rank: int | None) -> None:
@@ -23,7 +23,7 @@ class Process:
         self.started: float | None = None
         self.ended: float | None = None
         self.code: int | None = None
-        """The exit code, or minus the signal, of the last attempt; None while it runs."""
+        """The exit code of the last attempt, or minus the signal. None while the process runs."""
         self.how = ""
         self.starts = 0
         self.exits: Counter[str] = Counter()
@@ -47,13 +47,13 @@ _OF_LAUNCH = ("job", "pod", "mode", "pid", "guard", "log_dir", "cwd", "script", 
 
 
 class State:
-    """What is known after the lines so far."""
+    """The state after all lines so far."""
 
     process: type[Process] = Process
 
     def __init__(self) -> None:
         self.launch: Document = {}
-        """Fields of the launch, and when it `started`."""
+        """The fields of the launch, and its time `started`."""
         self.began: float | None = None
         self.state, self.why = "meeting", ""
         self.restarted = 0
@@ -61,17 +61,17 @@ class State:
         self.stopping_since: float | None = None
         self.nodes: list[Document] = []
         self.waiting: Fields | None = None
-        """While nodes meet: the fields `present`, `wanted`, `missing` and `until` of the line."""
+        """While nodes join: the fields `present`, `wanted`, `missing` and `until` of the line."""
         self.store: Document | None = None
-        """The store that does not answer, and until when it is waited for."""
+        """The store that does not answer, with the end of the wait for it."""
         self.processes: dict[str, Process] = {}
-        """By the name of the container."""
+        """Processes by name."""
         self.late: list[Document] = []
         self.verdict: Fields | None = None
-        """The line of the last one."""
+        """The line of the last diagnosis."""
 
     def handle(self, line: Fields) -> None:
-        """Take the next line. Raises LookupError or TypeError if a journal did not write it."""
+        """Handle the next line. Raises LookupError or TypeError if a journal did not write it."""
         self.began = line["time"] if self.began is None else self.began
         handler = getattr(self, f"on_{line['event']}", None)
         if handler is not None:
@@ -84,7 +84,9 @@ class State:
         self.launch = {**{name: line.get(name) for name in _OF_LAUNCH}, "started": line["time"]}
 
     def on_ready(self, line: Fields) -> None:
-        """A machine that joins again keeps the names of its containers; their ranks may change."""
+        """Start the processes. A node that joins again keeps the names of its processes, but their ranks may
+        change.
+        """
         before = {(each.role, each.rank): each for each in self.processes.values()}
         made = {each["name"]: self.process(each["role"], each["rank"]) for each in line["containers"]}
         self.processes = {name: before.get((each.role, each.rank), each) for name, each in made.items()}
@@ -110,7 +112,7 @@ class State:
         self._decided(line, headline + hung)
 
     def _decided(self, line: Fields, why: str) -> None:
-        """After a failure or a hang."""
+        """Restart or stop, after a failure or a hang."""
         if line["restart"]:
             self.restarted += 1
             self.state = "restarting"
@@ -155,7 +157,7 @@ class State:
     on_waiting = on_node
 
     def _stop(self, line: Fields, why: str, state: str = "ending") -> None:
-        """The processes of this machine, for what happened on one of the job's."""
+        """Stop the processes of this node, after an event on any node of the job."""
         self.state, self.why = state, why
         if self.stopping_since is None:
             self.stopping_since = line["time"]
