@@ -21,7 +21,7 @@ from typing import Any
 from _wire import Wire
 
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rendezvous.actions import Policy, Waiting
+from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.elastic.store import Store
 from fleetrun.errors import LaunchError
@@ -57,9 +57,7 @@ class Agent:
     refused = failed
 
     def ended(self, code: int, cause: Cause | None) -> None: ...
-    def waiting(self, note: Waiting) -> None: ...
-    def store_down(self, why: str) -> None: ...
-    def store_up(self) -> None: ...
+    def publish(self, event: object) -> None: ...
 
 
 class Crowd:
