@@ -17,7 +17,7 @@ from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
 _HEADER = b"Traceback (most recent call last):"
-_COMPLETE = re.compile(rb"^(?:\[rank\d+\]: )?+(?!Traceback )\S.*\n\s*\Z", re.MULTILINE)
+_COMPLETE = rb"(?m)^(?:\[rank\d+\]: )?+(?!Traceback )\S.*\n\s*\Z"  # compiled when it is needed
 """The last line of a traceback. torch marks the lines of a traceback with their rank."""
 _PATIENCE = 3.0  # seconds for a process to exit after it printed a traceback
 _MOST = 64 * 1024  # bytes
@@ -56,7 +56,7 @@ class Victims(Part):
             return
         timer = timer or self._loop.after(_PATIENCE, partial(self._show, name))
         self._held[name] = held, emit, timer
-        complete = _COMPLETE.search(held) is not None
+        complete = re.search(_COMPLETE, held) is not None
         if len(held) > _MOST or (complete and not is_symptom(Exit(1), held.decode(errors="replace"))):
             self._show(name)
 
