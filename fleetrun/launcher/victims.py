@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, Integers, Say
+from fleetrun.envs.contract import Role
 from fleetrun.launcher.parts import Event, Part
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Restarting, Verdict
@@ -39,7 +40,8 @@ class Victims(Part):
         self._held: dict[str, tuple[bytes, Emit, Timer]] = {}
         self._ended: dict[str, Ended] = {}
         self._failed = False
-        self._verdict: Verdict | None = None
+        self._named: Integers = ()
+        """The ranks that the diagnosis names."""
 
     def hold(self, name: str, emit: Emit) -> Emit:
         """Return a function that receives the output of a process, and passes it on to `emit`."""
@@ -49,14 +51,14 @@ class Victims(Part):
         held, _, timer = self._held.pop(name, (b"", emit, None))
         header = 0 if held else lines.find(_HEADER)
         begin = lines.rfind(b"\n", 0, header) + 1 if header >= 0 else len(lines)
-        if lines[:begin]:
+        if begin:
             emit(lines[:begin])
         held += lines[begin:]
         if not held:
             return
         timer = timer or self._loop.after(_PATIENCE, partial(self._show, name))
         self._held[name] = held, emit, timer
-        complete = re.search(_COMPLETE, held) is not None
+        complete = re.search(_COMPLETE, held)
         if len(held) > _MOST or (complete and not is_symptom(Exit(1), held.decode(errors="replace"))):
             self._show(name)
 
@@ -76,26 +78,26 @@ class Victims(Part):
                 self._catch_up()
                 name = event.spec.name
                 if event.asked is None and not is_symptom(event.exit, event.message):
-                    self._failed = True
+                    self._failed |= event.spec.role is not Role.EVALUATOR
                     self._show(name)
                 else:
                     self._ended[name] = event
                     if name in self._held:
                         self._held[name][2].cancel()
             case Verdict():
-                self._verdict = event
+                self._named = event.ranks
             case Restarting():
                 self.settle()
 
     def settle(self) -> None:
         """Show the held tracebacks. If another process failed first, show only the path of the log."""
-        named = () if self._verdict is None else self._verdict.ranks
         for name in list(self._held):
             ended = self._ended.get(name)
-            if ended is not None and (self._failed or named) and ended.spec.rank not in named:
+            if ended is not None and (self._failed or self._named) and ended.spec.rank not in self._named:
                 del self._held[name]
                 self._tell(
-                    f"{ended.spec.title} failed because of another; its traceback is in {ended.spec.log}"
+                    f"{ended.spec.title} failed because of another process; its traceback is in "
+                    f"{ended.spec.log}"
                 )
             self._show(name)
-        self._ended, self._failed, self._verdict = {}, False, None
+        self._ended, self._failed, self._named = {}, False, ()

@@ -313,7 +313,7 @@ def test_the_traceback_of_a_victim_stays_in_its_log(fleetrun: Fleetrun):
     assert "Connection closed" not in launch.out
     (log,) = fleetrun.logs("*.trainer.0.log")
     assert log.read_text().count("Connection closed by peer\n") == 2
-    assert launch.err.count(f"trainer 0 failed because of another; its traceback is in {log}") == 2
+    assert launch.err.count(f"trainer 0 failed because of another process; its traceback is in {log}") == 2
 
 
 def test_without_another_failure_the_traceback_is_shown(fleetrun: Fleetrun):
