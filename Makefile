@@ -13,7 +13,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test test-all test-costs lint types docs unit thorough quick attack fuzz bench clean
+.PHONY: venv demo torchrec parts test test-all test-costs lint types docs unit thorough quick attack fuzz simulate bench gpu clean
 
 venv: $(VENV)/.made
 
@@ -28,12 +28,18 @@ demo: venv
 	$(BIN)/fleetrun --server_num=1 --trainer_num=2 trainers/examples/parameter_server_trainer.py
 	$(BIN)/fleetrun --nproc_per_node 2 trainers/examples/collective_trainer.py
 
+# For the tests of TorchRec's modules, which are skipped without it.
+torchrec: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $$($(BIN)/python -c "import \
+	    tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['torchrec'])")
+
 # RUNLEVEL=1: packages do not start their services.
 parts:
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PARTS)
 
-test: venv lint types docs unit
+# tests/docs/test_site.py builds the site, as `make docs` does.
+test: venv lint types unit
 
 test-all: test thorough
 
@@ -77,8 +83,18 @@ attack: venv
 fuzz: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.equivalence.run --minutes $(MINUTES) $(if $(SEED),--seeds $(SEED))
 
+# Simulated jobs of parameter servers with faults: for so many minutes, from FIRST on, up to the first violation.
+# SEED=17 prints the history of one, WITHOUT=disk,shrink leaves faults and features out.
+simulate: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulated_ps.run --minutes $(MINUTES) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
+
 bench: venv
 	$(BIN)/python bench/launch.py
+
+# On a machine with an NVIDIA GPU and torch for CUDA: tests and measurements, in six minutes.
+gpu: venv
+	$(BIN)/python bench/gpu.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info log

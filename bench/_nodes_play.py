@@ -39,14 +39,14 @@ def serving(job: Job) -> None:
     """Waits until a process listens at the rendezvous address."""
     port = int(job.words[job.words.index("--master") + 1].rpartition(":")[2])
     if not job.looked_for(lambda: listens(port), START):
-        raise BenchError("nobody listens where the nodes are to meet")
+        raise BenchError("no process listens at the rendezvous endpoint")
 
 
 def waiting(job: Job, node: Node) -> None:
     """Until it says that it has joined. Raises BenchError."""
     words, joined = job.launcher.waits
     if not job.looked_for(lambda: words in node.output, START):
-        raise BenchError(f"{node.name} does not say that it waits")
+        raise BenchError(f"{node.name} does not report that it waits")
     job.pause(joined)
 
 
@@ -58,7 +58,7 @@ def running(job: Job, *nodes: Node, world: int = 2, times: int = 1) -> None:
 
     if not job.until(all_run, START):
         last = " | ".join(line for node in nodes for line in node.output.splitlines()[-2:])
-        raise BenchError(f"they do not run: {last[-300:]}")
+        raise BenchError(f"the trainers do not run: {last[-300:]}")
 
 
 def pair(job: Job, *words: str, ours: tuple[str, ...] = (), plan: str = "") -> tuple[Node, Node]:
@@ -80,7 +80,7 @@ def crash(job: Job, node: Node, code: int = 7) -> int:
     victim.leave(code)
     job.until(lambda: victim.died is not None, 5)
     if victim.dies is None:
-        raise BenchError("the trainer does not obey")
+        raise BenchError("the trainer does not react to the command")
     return victim.dies
 
 

@@ -44,7 +44,7 @@ class Etcd:
         deadline = time.monotonic() + _PATIENCE
         while not self._answers():
             if time.monotonic() > deadline or self._popen.poll() is not None:
-                raise TimeoutError("etcd does not come up")
+                raise TimeoutError("etcd did not start")
             time.sleep(0.02)
 
     def _answers(self) -> bool:

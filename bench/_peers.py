@@ -93,7 +93,7 @@ def ours(command: str) -> Peer:
     program = shlex.split(command)
     found = shutil.which(program[0])
     if found is None:
-        raise FileNotFoundError(f"there is no {program[0]}; give --fleetrun COMMAND")
+        raise FileNotFoundError(f"{program[0]} does not exist. Pass --fleetrun COMMAND.")
     beside = Path(found).absolute().with_name("python")
     python = str(beside) if beside.exists() else sys.executable
     return Peer(
@@ -118,7 +118,7 @@ def installed(python: str) -> tuple[list[Peer], list[str]]:
         ("bash", shutil.which("bash"), _bash_peer),
     ]
     peers = [make(path, python) for _, path, make in wanted if path is not None]
-    missing = [f"{name} is not installed here and left out" for name, path, _ in wanted if path is None]
+    missing = [f"{name} is not installed, so it is not measured" for name, path, _ in wanted if path is None]
     return peers, missing
 
 

@@ -21,7 +21,7 @@ CALLS = 200  # between two looks at the clock
 
 def main() -> None:
     folder, seconds, rounds = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    assert progress.meter._channel is not None, "start it with bench/progress.py"
+    assert progress.meter._channel is not None, "Start this script with bench/progress.py."
     told: dict[str, list[float]] = {}
     with SummaryWriter(str(folder / "events")) as writer:  # type: ignore[no-untyped-call]
         ways = _ways(writer)

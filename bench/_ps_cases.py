@@ -13,7 +13,7 @@ class Case:
     """One configuration. `options` go to both scripts. `wanted`: examples/s of ours, and `ratio`: ours over
     Paddle's. `paddle_files`, `our_files`: the folder of the training files. `paddle_rows`: where Paddle is
     given the first so many examples only. `paddle`: whether it is measured at all. `piped`: through a Python
-    reader; with --lines ours takes a line at a time too. `note` is shown below the table.
+    reader; with --lines ours has a generator too. `note` is shown below the table.
     """
 
     name: str
@@ -54,7 +54,7 @@ CASES = (
     Case(name="pipe", title="async, 128x64, TSV through a Python pipe_command", options=(), piped="--blocks",
          our_files="tsv", paddle_files="tsv", wanted=30_000,
          note="Through a pipe_command Paddle reads with its MultiSlotDataGenerator, a line at a time; ours "
-              "with trainers.examples.criteo_reader, in the row below with the --lines of that."),
+              "with trainers.examples.criteo_reader, in the row below with its MultiSlotDataGenerator."),
     Case(name="lines", title="the same, a line at a time", options=(), piped="--lines", our_files="tsv",
          paddle=False, wanted=0),
     Case(name="sync", title="sync, 128x64", options=("--mode", "sync", "--in_memory"), wanted=100_000,

@@ -46,8 +46,9 @@ class Side:
 
     def command(self, case: Case, files: Files, result: str) -> list[str]:
         kind = case.our_files if self.name == OURS else case.paddle_files
-        by_lines = " --lines" if self.name == OURS and case.piped == "--lines" else ""
-        piped = ["--pipe", self.reader + by_lines] if case.piped else []
+        by_lines = self.name == OURS and case.piped == "--lines"
+        reader = f"{sys.executable} {HERE / '_criteo_lines.py'}" if by_lines else self.reader
+        piped = ["--pipe", reader] if case.piped else []
         launcher = [str(self.launcher), "--server_num=1", "--trainer_num=2", "--log_dir=log"]
         data = ["--data", *files.train(kind), "--test", *files.test(kind)]
         return [*launcher, str(self.script), *case.options, *case.model, *piped, *data, "--result", result]
@@ -122,7 +123,7 @@ def start(
                 timeout=timeout, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise JobError(f"no end after {timeout:.0f} s") from None
+        raise JobError(f"still running after {timeout:.0f} s") from None
     finally:
         kill_carriers(mark.encode())
     if done.returncode != 0:
@@ -134,7 +135,7 @@ def trainer_rows(result: Path, trainers: int) -> list[dict[str, float]]:
     """What each trainer wrote. Raises JobError when one wrote nothing."""
     paths = [result.with_name(f"{result.name}.trainer{rank}") for rank in range(trainers)]
     if missing := [path.name for path in paths if not path.exists()]:
-        raise JobError(f"there is no {', '.join(missing)}")
+        raise JobError(f"missing: {', '.join(missing)}")
     return [json.loads(path.read_text().splitlines()[-1]) for path in paths]
 
 

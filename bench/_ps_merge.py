@@ -19,7 +19,7 @@ def merged(old: str, new: str, order: Sequence[str]) -> str:
                 blocks.append(block)
             continue
         if _header(block) not in places:
-            raise ValueError("the table that is there has other columns; measure all rows anew")
+            raise ValueError("the existing table has other columns; measure all rows again")
         place = places[_header(block)]
         blocks[place] = _with_rows(blocks[place], block, order)
         titles = titles or list(_rows(block))

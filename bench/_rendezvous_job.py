@@ -62,7 +62,7 @@ class Player:
         while what not in self._heard:
             line = self._popen.stdout.readline()
             if not line:
-                raise BenchError(f"a process of nodes has ended without a word of {what}")
+                raise BenchError(f"A process of nodes ended without reporting {what}.")
             told = json.loads(line)
             self._heard[told["what"]] = told
             if "refused" in self._heard:

@@ -85,7 +85,7 @@ class Etcd:
                 return
             except OSError:
                 time.sleep(0.02)
-        raise BenchError("etcd does not come up")
+        raise BenchError("etcd did not start")
 
 
 def torchrun(nodes: int) -> Figures:

@@ -32,7 +32,7 @@ def put_between_marks(text: str, new: str) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"no {BEGIN} ... {END} in it")
+        raise ValueError(f"the file has no marks {BEGIN} ... {END}")
     return f"{head}{BEGIN}\n{new}\n{END}{tail}"
 
 

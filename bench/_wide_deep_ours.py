@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _folded import FoldedEmbedding
 from _usage import leave_pid, own_cpu, server_usage
 from _wire import Wire
 
@@ -24,7 +25,7 @@ from trainers.data.dataset import InMemoryDataset, QueueDataset
 from trainers.data.slots import Batch
 from trainers.metrics import Auc, LogLoss
 from trainers.ps import SparseEmbedding, Uniform
-from trainers.zoo.click_models import FoldedEmbedding, WideDeep
+from trainers.zoo.click_models import WideDeep
 
 BUCKETS = 4096
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,9 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", default="128,64")
     parser.add_argument("--batch_size", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument(
-        "--folded", type=int, metavar="ROWS", help="a table of this size, not an unbounded one"
-    )
+    parser.add_argument("--folded", type=int, metavar="ROWS", help="bound the table to this size")
     parser.add_argument("--no_prefetch", action="store_true")
     parser.add_argument("--warm_up", type=int, default=0, metavar="STEPS", help="before anything is measured")
     parser.add_argument("--count", action="store_true", help="count messages and bytes on the wire")

@@ -118,7 +118,7 @@ def _free_port() -> int:
     for port in range(_taken[-1] + 1, 20_000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-    raise OSError("no port is free")
+    raise OSError("no free port")
 
 
 def _await_server(port: int) -> None:

@@ -67,7 +67,7 @@ def times(script: Path, jobs: int, processes: int, *, bound: bool) -> list[float
     for job in started:
         said, _ = job.communicate()
         if job.returncode:
-            raise RuntimeError(f"the job ended with exit code {job.returncode}:\n{said}")
+            raise RuntimeError(f"The job exited with code {job.returncode}:\n{said}")
         found.append(float(said.partition("seconds ")[2].split()[0]))
     return found
 
@@ -77,7 +77,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=5)
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     cases = {"one job of two processes": (1, 2), "two jobs of one process, at once": (2, 1)}

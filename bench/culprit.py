@@ -240,14 +240,16 @@ def attempt(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", default="", help="separated by ;")
+    parser.add_argument("--faults", default="", help="separated by semicolons")
     parser.add_argument("--ranks", default="2")
-    parser.add_argument("--nodes", default="1", help="launchers; with several, torchrun is left out")
+    parser.add_argument(
+        "--nodes", default="1", help="number of launchers; with several, torchrun is not measured"
+    )
     parser.add_argument("--styles", default="plain")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument(
-        "--mix", action="store_true", help="one style, ranks and nodes for each seed, at random"
+        "--mix", action="store_true", help="choose one style, ranks and nodes at random for each seed"
     )
     parser.add_argument("--peer", default="yes", choices=["yes", "no", "only"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: NCCL, all on one GPU")

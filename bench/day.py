@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--way", choices=WAYS, action="append")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     ways = options.way or list(WAYS)
@@ -231,7 +233,7 @@ class Cluster:
 
 
 def ranks_on(host: Host) -> list[int]:
-    """The processes that train there, not their launcher, nor standbys, which have no such file open."""
+    """The processes that train there, not their launcher, nor zygotes, which have no such file open."""
     found = []
     for pid in host.pids():
         with contextlib.suppress(OSError):

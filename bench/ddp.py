@@ -59,7 +59,7 @@ def run(command: list[str], way: str, folder: Path) -> None:
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     if ended.returncode:
-        sys.exit(f"{way} exited with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        sys.exit(f"{way} exited with code {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
 
 
 def measure(case: str, rounds: int, folder: Path) -> dict[str, list[float]]:
@@ -107,7 +107,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     with tempfile.TemporaryDirectory() as folder:

@@ -104,22 +104,32 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     beside = Path(sys.executable).with_name("fleetrun")
-    parser.add_argument("--fleetrun", metavar="COMMAND", default=str(beside), help="ours [%(default)s]")
-    parser.add_argument("--runs", metavar="N", type=int, default=7, help="of each launcher in each scenario")
-    parser.add_argument("--only", metavar="NAMES", type=_names, help="only these, as fleetrun,honcho")
-    parser.add_argument("--scenario", metavar="NAMES", type=_names, help=f"only these: {','.join(SCENARIOS)}")
+    parser.add_argument(
+        "--fleetrun", metavar="COMMAND", default=str(beside), help="our launcher [%(default)s]"
+    )
+    parser.add_argument(
+        "--runs", metavar="N", type=int, default=7, help="runs of each launcher in each scenario"
+    )
+    parser.add_argument(
+        "--only", metavar="NAMES", type=_names, help="only these launchers, such as fleetrun,honcho"
+    )
+    parser.add_argument(
+        "--scenario", metavar="NAMES", type=_names, help=f"only these scenarios: {','.join(SCENARIOS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="3 runs, no slow peers, a tenth of the output")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every single figure there")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure to this file")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     parser.add_argument("--work", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()),
-                        help="where runs have their files [%(default)s]")  # fmt: skip
+                        help="directory for the files of the runs [%(default)s]")  # fmt: skip
     options = parser.parse_args()
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     if unknown := set(options.scenario or ()) - set(SCENARIOS):
-        parser.error(f"there is no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+        parser.error(f"unknown scenario: {', '.join(sorted(unknown))}; choose from {', '.join(SCENARIOS)}")
     if options.write and (options.only or options.scenario or options.quick):
-        parser.error("--write is for the whole table: leave --only, --scenario and --quick away")
+        parser.error("--write needs the whole table. Remove --only, --scenario and --quick.")
     return options
 
 
@@ -138,7 +148,7 @@ def _peers(options: argparse.Namespace) -> tuple[list[Peer], list[str]]:
             raise FileNotFoundError(f"--only: there is no {', '.join(unknown)} here, but {names}")
         return [peer for peer in peers if peer.name in options.only], []
     if options.quick:
-        notes += [f"{peer.name} is left out by --quick" for peer in peers if peer.slow]
+        notes += [f"--quick does not measure {peer.name}" for peer in peers if peer.slow]
         peers = [peer for peer in peers if not peer.slow]
     return peers, notes
 
@@ -189,7 +199,7 @@ def main() -> int:
         sys.stderr.write(f"bench/launch.py: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; what was running has been killed\n")
+        sys.stderr.write("interrupted; the running processes were killed\n")
         return 130
     print(text)
     if options.write:

@@ -139,8 +139,10 @@ def main() -> None:
         "--only", metavar="NAME,NAME", type=partial(_chosen, names), default=[], help=", ".join(names)
     )
     parser.add_argument("--launcher", metavar="NAME", help="fleetrun or Paddle alone")
-    parser.add_argument("--work", metavar="DIR", type=Path, help="where the launchers' output is kept")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--work", metavar="DIR", type=Path, help="directory for the output of the launchers")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     before = os.getloadavg()[0]
@@ -183,7 +185,7 @@ def _folder(given: Path | None, stack: ExitStack) -> Path:
 def _chosen(names: Sequence[str], text: str) -> list[str]:
     chosen = text.split(",")
     if unknown := set(chosen) - set(names):
-        raise argparse.ArgumentTypeError(f"no scenario is called {', '.join(sorted(unknown))}")
+        raise argparse.ArgumentTypeError(f"unknown scenario: {', '.join(sorted(unknown))}")
     return chosen
 
 

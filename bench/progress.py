@@ -31,9 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each way in each round")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds of each way in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +49,9 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, env=environ, check=False)
     if ended.returncode:
-        sys.exit(f"the job exited with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        sys.exit(
+            f"The job exited with code {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+        )
     told: dict[str, list[float]] = json.loads((folder / "told.json").read_text())
     return told
 

@@ -132,8 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", metavar="N", type=int, default=15, help="of each measurement")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--runs", metavar="N", type=int, default=15, help="runs of each measurement")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

@@ -96,7 +96,7 @@ def forget_files(process: int) -> None:
 def wait_for(path: Path, job: subprocess.Popen[bytes]) -> None:
     while not path.exists():
         if job.poll() is not None:
-            raise RuntimeError(f"the job ended with exit code {job.returncode}: {path.parent}/log")
+            raise RuntimeError(f"The job exited with code {job.returncode}. See {path.parent}/log.")
         time.sleep(0.05)
 
 
@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--evict", choices=("lru", "lfu"), default="lfu")
     parser.add_argument("--repeats", metavar="N", type=int, default=3)
     parser.add_argument("--work", metavar="DIR", default=tempfile.gettempdir(), help="on the disk to measure")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     lines = [
@@ -185,7 +187,7 @@ def main() -> None:
             size = (8 + 4 * dim + 4 * dim + 4 + 16) * options.rows
             bound = int(size / options.share - ON_DISK * options.rows - FILE_CACHE)
             if bound <= 0:
-                raise SystemExit(f"dim {dim}: {size >> 20} MiB / {options.share} is too little for an index")
+                raise SystemExit(f"dim {dim}: {size >> 20} MiB / {options.share} is too small for an index")
             whole, part = [], []
             for _ in range(options.repeats):
                 whole.append(run(options, dim, power, None))

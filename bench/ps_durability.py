@@ -203,12 +203,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", metavar="N", type=int, default=7, help="turns of each level")
-    parser.add_argument("--seconds", metavar="S", type=float, default=1.5, help="of a turn")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of the sparse table")
+    parser.add_argument("--seconds", metavar="S", type=float, default=1.5, help="seconds of a turn")
+    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="rows of the sparse table")
     parser.add_argument("--underway", metavar="N", type=int, default=4, help="pushes sent ahead")
     parser.add_argument("--snapshot_interval", metavar="S", type=float, default=10.0)
     parser.add_argument("--folder", metavar="FOLDER", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

@@ -101,7 +101,9 @@ def main() -> None:
     parser.add_argument("--batch", metavar="N", type=int, default=100_000, help="new ids of a request")
     parser.add_argument("--dim", metavar="N", type=int, default=4)
     parser.add_argument("--bound", action="store_true", help="a bounded table at its limit")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     name = f"{NAME} --bound" if options.bound else NAME
     check_marks(options.write, name)

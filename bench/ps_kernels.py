@@ -30,7 +30,8 @@ from _marks import check_marks, publish
 from _paddle_memory import bytes_a_row
 from _ps_jobs import PADDLE
 
-from trainers.ps.kernels.batch import unique
+from trainers.ps.kernels.batch import unique_kernel
+from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.rules import Adagrad, AnyRule, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
@@ -132,6 +133,12 @@ def updates(table: SparseTable, ids: np.ndarray, lr: float = 1e-3) -> Calls:
     return {OURS: lambda batch: table.apply(batch, grad[: len(batch)], lr), "torch": with_torch}
 
 
+def unique(batch: torch.Tensor) -> torch.Tensor:
+    """The distinct ids of a batch, in the order of their first appearance."""
+    keys, place, counts = (np.empty(len(batch), np.int64) for _ in range(3))
+    return torch.from_numpy(keys[: unique_kernel(batch.numpy(), SECRET, keys, place, counts)])
+
+
 def uniques() -> Calls:
     calls: Calls = {
         OURS: unique,
@@ -223,7 +230,7 @@ def request_rows(options: argparse.Namespace) -> Iterator[Row]:
     ids = random.integers(-(2**63), 2**63 - 1, 750_000)
     for law in LAWS[:2]:
         yield f"unique ids, {law}", alternate(uniques(), batches(ids, law, options.batch), options.runs)
-    asked = [unique(batch)[0] for batch in batches(ids, "zipf", 13_312)]
+    asked = [unique(batch) for batch in batches(ids, "zipf", 13_312)]
     table, grad = new_table(9, SparseAdam()), torch.randn(13_312, 9)
     table.pull(torch.from_numpy(ids))
 
@@ -269,8 +276,10 @@ def main() -> None:
     )
     parser.add_argument("--keys", metavar="N", type=int, default=10_000_000, help="rows of a table")
     parser.add_argument("--batch", metavar="N", type=int, default=100_000, help="ids of a request")
-    parser.add_argument("--runs", metavar="N", type=int, default=21, help="of each measurement")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--runs", metavar="N", type=int, default=21, help="runs of each measurement")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

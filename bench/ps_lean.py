@@ -148,7 +148,9 @@ def main() -> int:
     )
     parser.add_argument("--rows", metavar="N", type=int, default=10_000_000, help="of a table [%(default)s]")
     parser.add_argument("--examples", metavar="N", type=int, default=TRAIN_ROWS, help="[%(default)s]")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

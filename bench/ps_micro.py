@@ -193,9 +193,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", metavar="N", type=int, default=15, help="of each measurement")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of each table")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--runs", metavar="N", type=int, default=15, help="runs of each measurement")
+    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="rows of each table")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

@@ -172,7 +172,9 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--rows", type=int, default=200_000)
     asked.add_argument("--rounds", type=int, default=5)
-    asked.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in it")
+    asked.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table between the marks in this file"
+    )
     options = asked.parse_args()
     check_marks(options.write, NAME)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -104,13 +104,12 @@ def pandas_reader(text: Path) -> int:
     return sum(len(block.iloc[:, 15::2].to_numpy()) for block in blocks)
 
 
-def reader(*arguments: str) -> Callable[[Path], int]:
+def reader(*program: str) -> Callable[[Path], int]:
     """A reader on the logs, as a pipe command: start included."""
 
     def run(text: Path) -> int:
         with text.with_name("tsv").open("rb") as logs:
-            command = [sys.executable, "-m", READER, *arguments]
-            made = subprocess.run(command, stdin=logs, capture_output=True, check=True)
+            made = subprocess.run([sys.executable, *program], stdin=logs, capture_output=True, check=True)
         return made.stdout.count(b"\n")
 
     return run
@@ -129,8 +128,8 @@ ROWS: dict[str, Callable[[Path], int]] = {
     "str.split reader": split_reader,
     "numpy.fromstring reader": numpy_reader,
     "pandas.read_csv reader": pandas_reader,
-    "criteo_reader (text made)": reader(),
-    "criteo_reader --lines (text made)": reader("--lines"),
+    "criteo_reader (text made)": reader("-m", READER),
+    "MultiSlotDataGenerator (text made)": reader(str(Path(__file__).with_name("_criteo_lines.py"))),
     "criteo_reader, start alone": start,
 }
 

@@ -134,12 +134,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", metavar="N", type=int, default=3, help="turns of each kind")
-    parser.add_argument("--seconds", metavar="S", type=float, default=21.0, help="of a turn")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of the sparse table")
+    parser.add_argument("--seconds", metavar="S", type=float, default=21.0, help="seconds of a turn")
+    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="rows of the sparse table")
     parser.add_argument("--power", metavar="P", type=float, default=1.2, help="of the ids")
     parser.add_argument("--underway", metavar="N", type=int, default=4, help="pushes sent ahead")
     parser.add_argument("--folder", metavar="FOLDER", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

@@ -100,7 +100,6 @@ def saved(table: SparseTable, where: Path, shard_bytes: int, *, training: bool) 
     order = SaveSpec(
         id=new_id(table.step),
         mode=SaveMode.ALL,
-        step=table.step,
         server=0,
         servers=1,
         shard_bytes=shard_bytes,
@@ -151,7 +150,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--shard_mb", type=int, default=SHARD_BYTES >> 20)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     table = filled(options.rows, options.dim)

@@ -134,7 +134,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trainers", metavar="NUMBERS", type=_numbers, default=[1, 2, 4, 8, 16])
     parser.add_argument("--rows", metavar="N", type=int, default=FILES * 20 * BATCH, help="examples in all")
     parser.add_argument("--merge", metavar="NUMBERS", type=_numbers, default=[1, 16], help="steps of a push")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the tables between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the tables between the marks in this file"
+    )
     parser.add_argument("--work", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()))
     return parser.parse_args()
 

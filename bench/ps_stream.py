@@ -106,7 +106,7 @@ def run(case: Case, examples: int) -> Found:
         finally:
             kill_carriers(f"{MARK}={mark}".encode())
         if job.returncode:
-            raise RuntimeError(f"the job {case.title!r} ended with exit code {job.returncode}")
+            raise RuntimeError(f"The job {case.title!r} exited with code {job.returncode}.")
         result = json.loads((folder / "result").read_text())
         return Found(result, time.monotonic() - started, memory)
 
@@ -138,7 +138,9 @@ def main() -> None:
     )
     parser.add_argument("--examples", metavar="N", type=int, default=2_000_000)
     parser.add_argument("--rows", metavar="N", type=int, default=600_000, help="bound of the table")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     bound, sixth = {"max_rows": options.rows}, {"max_rows": options.rows // 6}

@@ -78,9 +78,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", metavar="N", type=int, default=15, help="of each case")
-    parser.add_argument("--keys", default="20,500", help="of each table in a request")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument("--runs", metavar="N", type=int, default=15, help="runs of each case")
+    parser.add_argument("--keys", default="20,500", help="keys of each table in a request")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     torch.set_num_threads(1)

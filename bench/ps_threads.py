@@ -60,7 +60,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", metavar="N", type=int, default=2_000_000, help="of all tables")
-    parser.add_argument("--turns", metavar="N", type=int, default=60, help="of each number of threads")
+    parser.add_argument("--turns", metavar="N", type=int, default=60, help="turns of each number of threads")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
     check_marks(options.write, NAME)

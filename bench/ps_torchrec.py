@@ -15,6 +15,9 @@ tables, initial values, missing ids as zeros, one thread a process, warm-up, the
 favour: ids are numbered ahead, in tables of exactly the right size (ours finds 63-bit ids in tables that
 grow); it has no servers, so no recovery. In ours: async needs no step in common, and DMP is synchronous.
 
+Lines with "a collection": the rival's own EmbeddingBagCollection and batches on our servers. They need
+torchrec in this environment too, see CONTRIBUTING.md, and are left out without it.
+
 --loops: ours with 26 tables over `fleet.prefetch`, over torch's DataLoader (without and with `read_ahead`)
 and in a loop without either, in all modes, and with one table.
 """
@@ -28,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from _marks import check_marks, publish
@@ -38,14 +42,17 @@ COUNTS = (1, 26, 104, 416)
 SIDES = {
     "**1 server + 2 trainers, async**": ("ours.py", ""),
     "**1 + 2, sync**": ("ours.py", "--mode sync"),
+    "**a collection, 1 + 2, async**": ("ours.py", "--kind collection"),
+    "**a collection, 1 + 2, sync**": ("ours.py", "--kind collection --mode sync"),
     "TorchRec DMP, 2 processes": ("rival.py", ""),
     "**1 + 1, async**": ("ours.py", "--trainers 1"),
+    "**a collection, 1 + 1, async**": ("ours.py", "--kind collection --trainers 1"),
     "FBGEMM TBE, 1 process, no servers": ("rival.py", "--side tbe --trainers 1"),
 }
 AGAINST = {
-    "**1 server + 2 trainers, async**": "TorchRec DMP, 2 processes",
-    "**1 + 2, sync**": "TorchRec DMP, 2 processes",
-    "**1 + 1, async**": "FBGEMM TBE, 1 process, no servers",
+    side: "FBGEMM TBE, 1 process, no servers" if "1 + 1" in side else "TorchRec DMP, 2 processes"
+    for side in SIDES
+    if side.startswith("**")
 }
 LOOPS = {
     "1 table, fleet.prefetch": "--tables 1",
@@ -116,13 +123,14 @@ def main() -> None:
     parser.add_argument("--rival", help="python of an environment with torchrec")
     parser.add_argument("--loops", action="store_true", help="ours alone, by how a loop gets its rows")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each cell [%(default)s]")
+    parser.add_argument("--tables", type=int, nargs="+", default=COUNTS, help="columns [%(default)s]")
     parser.add_argument("--rows", type=int, default=204_800, help="examples of an epoch [%(default)s]")
     parser.add_argument("--hidden", default="128,64", help="layers of the MLP [%(default)s]")
-    parser.add_argument("--write", type=Path, help="put the table between this script's marks in this file")
+    parser.add_argument("--write", type=Path, help="put the table between the marks in this file")
     parser.add_argument("--quick", action="store_true", help="a small epoch, once")
     args = parser.parse_args()
     if not (args.rival or args.loops):
-        parser.error("--rival is needed, but for --loops")
+        parser.error("--rival is missing; only --loops works without it")
     name = f"{NAME} --loops" if args.loops else NAME
     check_marks(args.write, name)
     rows, repeats = (40_960, 1) if args.quick else (args.rows, args.repeats)
@@ -132,11 +140,13 @@ def main() -> None:
         if args.loops:
             publish("\n".join(loops(["--data", data, "--hidden", args.hidden], repeats)), args.write, name)
             return
-        found: dict[str, dict[int, list[Figures]]] = {side: {} for side in SIDES}
-        for count in COUNTS:
+        known = find_spec("torchrec") is not None
+        sides = [side for side in SIDES if known or "collection" not in side]
+        found: dict[str, dict[int, list[Figures]]] = {side: {} for side in sides}
+        for count in args.tables:
             words = ["--data", data, "--tables", str(count), "--hidden", args.hidden]
             for number in range(repeats):
-                for side in SIDES:
+                for side in sides:
                     figures = run(side, words, args.rival)
                     found[side].setdefault(count, []).append(figures)
                     said = f"{figures['cpu_s_per_M']:.1f} s per million, {figures['speed']:,.0f} examples/s"

@@ -70,23 +70,25 @@ def _arguments() -> argparse.Namespace:
     names = [case.name for case in CASES]
     parser.add_argument("--only", metavar="NAMES", type=lambda text: text.split(","), default=names,
                         help=f"of {','.join(names)}")  # fmt: skip
-    parser.add_argument("--side", choices=[_ps_jobs.OURS, _ps_jobs.PADDLE], help="measure one side only")
-    parser.add_argument("--repeats", metavar="N", type=int, default=3, help="of each side [%(default)s]")
+    parser.add_argument("--side", choices=[_ps_jobs.OURS, _ps_jobs.PADDLE], help="measure only one side")
+    parser.add_argument("--repeats", metavar="N", type=int, default=3, help="runs of each side [%(default)s]")
     parser.add_argument("--rows", metavar="N", type=int, default=TRAIN_ROWS, help="examples [%(default)s]")
     parser.add_argument("--quick", action="store_true", help=f"--repeats 1 --rows {QUICK_ROWS}")
     parser.add_argument("--reader", metavar="WORDS", default=READER,
-                        help="what our interpreter runs as pipe_command [%(default)s]")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every single figure there")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the tables between the marks in it")
+                        help="arguments of our interpreter as pipe_command [%(default)s]")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure to this file")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the tables between the marks in this file"
+    )
     parser.add_argument("--work", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()),
-                        help="where the data is kept meanwhile: 2 GB [%(default)s]")  # fmt: skip
+                        help="directory for 2 GB of data during the run [%(default)s]")  # fmt: skip
     options = parser.parse_args()
     if unknown := set(options.only) - set(names):
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(names)}")
     if options.quick:
         options.repeats, options.rows = 1, QUICK_ROWS
     if options.write and (options.side or options.rows != TRAIN_ROWS):
-        parser.error("--write is for both sides and all examples: leave --side, --rows and --quick away")
+        parser.error("--write needs both sides and all examples. Remove --side, --rows and --quick.")
     return options
 
 

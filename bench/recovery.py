@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--crashes", type=int, default=10)
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--patience", type=float, default=12.0, help="seconds until a crash")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     if options.way is not None:
@@ -77,7 +79,7 @@ def measured(launcher: list[str], way: str, options: argparse.Namespace) -> dict
             command, capture_output=True, text=True, timeout=BOUND, env=environ, cwd=folder, check=False
         )
         if ended.returncode:
-            sys.exit(f"{command} exited with {ended.returncode}:\n{ended.stderr[-3000:]}")
+            sys.exit(f"{command} exited with code {ended.returncode}:\n{ended.stderr[-3000:]}")
         return recoveries(
             [json.loads(line) for path in sorted(folder.glob("told.*.jsonl")) for line in path.open()],
             options,
@@ -89,7 +91,7 @@ def measured(launcher: list[str], way: str, options: argparse.Namespace) -> dict
 def recoveries(told: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, list[float]]:
     crashes = {each["attempt"]: each for each in told if each["what"] == "crash"}
     if len(crashes) != options.crashes:
-        sys.exit(f"{len(crashes)} crashes, and {options.crashes} were asked for")
+        sys.exit(f"The run had {len(crashes)} crashes instead of {options.crashes}.")
     found: dict[str, list[float]] = {
         "first statement": [],
         "first step": [],
@@ -104,7 +106,7 @@ def recoveries(told: list[dict[str, Any]], options: argparse.Namespace) -> dict[
         found["first statement"].append(begin["time"] - crash["time"])
         found["first step"].append(steps[0]["time"] - crash["time"])
         if new is None:
-            sys.exit(f"attempt {attempt + 1} came to no new step")
+            sys.exit(f"Attempt {attempt + 1} reached no new step.")
         found["new step"].append(new["time"] - crash["time"])
         found["done again"].append(float(crash["step"] + 1 - steps[0]["step"]))
         for rank in range(options.nproc):

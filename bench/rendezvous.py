@@ -79,7 +79,7 @@ def ways_of(options: argparse.Namespace) -> dict[str, list[tuple[int, Callable[[
 
 def table_of(series: Series, options: argparse.Namespace, load: float) -> str:
     """`load` is what others did on the machine before."""
-    etcd = Etcd.version() if shutil.which("etcd") else "no etcd here"
+    etcd = Etcd.version() if shutil.which("etcd") else "etcd is not installed"
     lines = [
         f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, {platform.release()}, Python "
         f"{platform.python_version()}, pyzmq {version('pyzmq')}, torch {version('torch')}, {etcd}; "
@@ -149,12 +149,20 @@ def main() -> None:
         "--only", metavar="NAME,NAME", type=lambda text: text.split(","), help="embedded, etcd, torchrun"
     )
     parser.add_argument(
-        "--torch", metavar="N", type=int, default=64, help="torchrun's rendezvous up to so many"
+        "--torch",
+        metavar="N",
+        type=int,
+        default=64,
+        help="measure torchrun's rendezvous up to this many nodes",
     )
-    parser.add_argument("--etcd", metavar="N", type=int, default=1000, help="etcd up to so many")
+    parser.add_argument(
+        "--etcd", metavar="N", type=int, default=1000, help="measure etcd up to this many nodes"
+    )
     parser.add_argument("--lease", metavar="S", type=float, default=10.0, help="as --heartbeat_timeout")
     parser.add_argument("--nproc", metavar="N", type=int, default=8, help="processes of a node")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="put the table between the marks in this file"
+    )
     options = parser.parse_args()
     check_marks(options.write, NAME)
     load = os.getloadavg()[0]

@@ -230,10 +230,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each measurement")
     parser.add_argument("--interval", type=float, default=5.0, help="publish_interval_s")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables between its marks")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the tables between the marks in this file"
+    )
     args = parser.parse_args()
     check_marks(args.write, NAME)
     load = os.getloadavg()[0]

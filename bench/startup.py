@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--than", type=Path, required=True, help="a folder with another version")
+    parser.add_argument("--than", type=Path, required=True, help="a directory with another version")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--idle", type=float, default=20.0, help="seconds for which a job idles")
     parser.add_argument("words", nargs="*", help="options of fleetrun, after `--`")
@@ -63,7 +63,7 @@ def launch(tree: Path, work: Path, words: list[str]) -> Figures:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            sys.exit(f"a launch of {tree} ended with {process.returncode}")
+            sys.exit(f"a launch of {tree} exited with code {process.returncode}")
         return {
             "CPU of a launch, ms": (usage.ru_utime + usage.ru_stime) * 1e3,
             "of it the launcher's until the first program runs, ms": cpu,

@@ -29,7 +29,7 @@ Strings = tuple[str, ...]
 Integers = tuple[int, ...]
 """Ranks, ports, devices, sizes."""
 
-Say = Callable[[str], None]
+ShowText = Callable[[str], None]
 """A function that shows a text to the user."""
 
 Clock = Callable[[], float]

@@ -16,7 +16,7 @@ from fleetrun.aliases import Fields, Texts
 from fleetrun.display import Display, display_of
 from fleetrun.envs.contract import is_owned
 from fleetrun.envs.settings.job_file import option_texts
-from fleetrun.envs.settings.options import ACTIONS, OF_JOBS, by_spelling, normal
+from fleetrun.envs.settings.options import ACTIONS, OF_JOBS, Option, by_spelling, normal
 from fleetrun.envs.settings.parsing import InvalidValue
 from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.errors import UsageError
@@ -25,7 +25,7 @@ from fleetrun.job import Events, Job, Result
 from fleetrun.record.journal import Event
 
 T = TypeVar("T")
-OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Fields | None
+OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[object] | Fields | None
 Program = str | os.PathLike[str] | None
 Environment = Texts | Sequence[str] | None
 
@@ -34,7 +34,7 @@ Environment = Texts | Sequence[str] | None
 def run(
     program: Callable[..., T],
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Fields | None = None,
     *,
     env: Environment = None,
@@ -47,7 +47,7 @@ def run(
 def run(
     program: Program = None,
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: None = None,
     *,
     env: Environment = None,
@@ -59,7 +59,7 @@ def run(
 def run(
     program: Any = None,
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Fields | None = None,
     *,
     env: Environment = None,
@@ -97,7 +97,7 @@ def run(
 def launch(
     program: Callable[..., T],
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Fields | None = None,
     *,
     env: Environment = None,
@@ -109,7 +109,7 @@ def launch(
 def launch(
     program: Program = None,
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: None = None,
     *,
     env: Environment = None,
@@ -120,7 +120,7 @@ def launch(
 def launch(
     program: Any = None,
     /,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Fields | None = None,
     *,
     env: Environment = None,
@@ -152,14 +152,14 @@ def launch(
         words.append("--log_level=WARNING")
     if not callable(program):
         if kwargs:
-            raise UsageError("kwargs are for a function; a script has only args")
+            raise UsageError("kwargs are for a function; a script accepts only args")
         if program is not None:
             words += ["--", os.fspath(program), *map(str, args)]
         elif args:
-            raise UsageError("args need a program; those of a job file are in the file")
+            raise UsageError("args need a program; put the arguments of a job file into the file")
         return Job(words, added, engine=engine)
     if engine:
-        raise UsageError(f"{engine} runs scripts: a function is known to this machine only")
+        raise UsageError(f"{engine} runs only scripts, because other nodes cannot load a function")
     _check_for_function(program, options)
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
@@ -167,7 +167,7 @@ def launch(
     return Job([*words, "-m", FUNCTION, str(call.folder), call.name], added, call=call)
 
 
-def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
+def _check_arguments(args: object, kwargs: object, env: object) -> None:
     if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
         raise UsageError(f"args is {args!r}; it must be a list, such as [{args!r}]")
     if kwargs is not None and not (
@@ -180,7 +180,7 @@ def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
         if value is None:
             raise UsageError(
                 f"env[{name!r}] is None; it must be a text",
-                hint="The processes inherit the variables of this one: remove it from os.environ before.",
+                hint="Remove the variable from os.environ before the call, because the processes inherit it.",
             )
 
 
@@ -204,10 +204,10 @@ def _added(env: Environment) -> Texts:
 _VARIABLES = {name for option in OF_JOBS for name in option.env}
 _KEYWORDS = by_spelling(OF_JOBS)
 _NOT_HERE = {
-    "display": "launch shows nothing; run shows the output, and events() has what happens",
+    "display": "launch shows nothing; use run to show the output, or events() to read the events",
     "quiet": 'use display="quiet" of run',
     "verbose": 'use log_level="DEBUG"',
-    **dict.fromkeys((*ACTIONS, "dry_run", "json"), "it starts no job; use the command `fleetrun`"),
+    **dict.fromkeys((*ACTIONS, "dry_run", "json"), "this option starts no job; use the command `fleetrun`"),
 }
 _NOT_CALLED = {
     "a coroutine function": inspect.iscoroutinefunction,
@@ -218,6 +218,7 @@ _NOT_FOR_FUNCTIONS = {
     "module": "the program is a function",
     "no_python": "the program is a function",
     "run_path": "the program is a function",
+    "watch": "the program is a function",
     "config": "a job file names its own script",
     "save": "a job file cannot hold one",
 }
@@ -234,10 +235,7 @@ def option_words(options: Mapping[str, OptionValue]) -> list[str]:
         option = _KEYWORDS.get(normal(keyword))
         if value is None and option is not None:
             continue
-        try:
-            texts = option_texts(option, _plain(value)) if option is not None else (str(value),)
-        except InvalidValue as error:
-            raise UsageError(f"{keyword} {error}") from None
+        texts = _texts_of(keyword, option, value) if option is not None else (str(value),)
         words += [f"--{keyword}={text}" for text in texts]
     return words
 
@@ -246,22 +244,25 @@ def _secrets_apart(options: Mapping[str, OptionValue]) -> tuple[dict[str, Option
     """Split off options that may hold secrets, as environment variables. All users of a node can read command
     lines.
     """
-    secret = {
-        keyword: option
-        for keyword in options
-        if (option := _KEYWORDS.get(normal(keyword))) is not None and option.secret
-    }
+    others = dict(options)
     variables: dict[str, str] = {}
-    for keyword, option in secret.items():
-        if (value := options[keyword]) is not None:
-            try:
-                variables[option.env[0]] = option.joint.join(option_texts(option, _plain(value)))
-            except InvalidValue as error:
-                raise UsageError(f"{keyword} {error}") from None
-    return {keyword: value for keyword, value in options.items() if keyword not in secret}, variables
+    for keyword, value in options.items():
+        option = _KEYWORDS.get(normal(keyword))
+        if option is not None and option.secret:
+            del others[keyword]
+            if value is not None:
+                variables[option.env[0]] = option.joint.join(_texts_of(keyword, option, value))
+    return others, variables
 
 
-def _plain(value: Any) -> Any:
+def _texts_of(keyword: str, option: Option, value: OptionValue) -> Sequence[str]:
+    try:
+        return option_texts(option, _plain(value))
+    except InvalidValue as error:
+        raise UsageError(f"{keyword} {error}") from None
+
+
+def _plain(value: object) -> object:
     """Convert a value to the types of a job file."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -294,7 +295,7 @@ def _check_for_function(program: Callable[..., Any], options: Mapping[str, Optio
     for kind, is_one in _NOT_CALLED.items():
         if is_one(program):
             name = getattr(program, "__qualname__", repr(program))
-            hint = "A call of it runs nothing: pass a function that runs it to its end" + (
+            hint = "A call of this function runs nothing. Pass a function that runs it to its end" + (
                 ", such as lambda: asyncio.run(main())." if kind == "a coroutine function" else "."
             )
             raise UsageError(f"{name} is {kind}", hint=hint)
@@ -307,7 +308,7 @@ def _check_for_function(program: Callable[..., Any], options: Mapping[str, Optio
 # ---- Showing a job
 
 
-def _show_to_the_end(job: Job[Any], show: Display) -> None:
+def _show_to_the_end(job: Job[object], show: Display) -> None:
     events = Events(job)
     try:
         _show(job, events, show)
@@ -323,7 +324,7 @@ def _show_to_the_end(job: Job[Any], show: Display) -> None:
         raise
 
 
-def _show(job: Job[Any], events: Events, show: Display) -> None:
+def _show(job: Job[object], events: Events, show: Display) -> None:
     """Show events until the stream pauses or ends. Hold back an error directly before the final events,
     because `Job.wait` raises the same error.
     """

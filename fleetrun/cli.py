@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -43,6 +44,8 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
     except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
         if isinstance(error, OSError) and (known := _known(error)):
             _report(known)
+            with suppress(LaunchError):
+                _write(sys.stdout, "")  # if this stream is full, Python must not flush it at exit
             return known.exit_code
         import traceback
 
@@ -54,10 +57,10 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
 _DEFAULT_COLUMNS = 80
 
 _EXHAUSTED = {
-    errno.EMFILE: "The limit of open files is reached: raise it with `ulimit -n`.",
+    errno.EMFILE: "The limit on open files is reached. Raise the limit with `ulimit -n`.",
     errno.ENFILE: "The system's limit on open files is reached.",
-    errno.ENOSPC: "A disk is full: that of a file, or that of standard output.",
-    errno.EDQUOT: "A disk quota is exceeded: for a file, or for standard output.",
+    errno.ENOSPC: "The disk of a file, or of standard output, is full. Free some room.",
+    errno.EDQUOT: "The disk quota of a file, or of standard output, is exceeded.",
 }
 
 
@@ -68,7 +71,9 @@ def _known(error: OSError) -> LaunchError | None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        return UsageError("the current directory no longer exists", hint="Try `cd .` or another.")
+        return UsageError(
+            "the current directory no longer exists", hint="Change to an existing directory, or run `cd .`."
+        )
     return None
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from shlex import quote
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
@@ -31,14 +30,14 @@ def script(shell: str) -> str:
     """Return the lines that a shell evaluates to complete `fleetrun`."""
     found = get_completion_class(shell)
     if found is None:
-        raise ValueError(f"click completes no shell called {shell}")
+        raise ValueError(f"click has no completion for the shell {shell}")
     return found(_command(), {}, "fleetrun", VARIABLE).source()
 
 
 class _Launcher(click.Command):
     """A command whose options end at the script."""
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[object]]:
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
 
@@ -69,7 +68,9 @@ _FILES = click.Command("program", params=[click.Argument(["words"], nargs=-1, ty
 """A stand-in for commands with unknown words. It completes files."""
 
 
-def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+def _scripts_and_words(
+    _: click.Context, __: click.Parameter, incomplete: str
+) -> list[CompletionItem[object]]:
     known = {**plugins.other_commands(), **verbs.VERBS}
     words = [CompletionItem(word, help=text) for word, text in known.items() if word.startswith(incomplete)]
     # after an item of type "file", bash would drop the words
@@ -78,7 +79,7 @@ def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -
     return [*words, CompletionItem(incomplete, type="file")]
 
 
-def _files(start: str) -> list[CompletionItem[Any]]:
+def _files(start: str) -> list[CompletionItem[object]]:
     """Return the files here whose names a shell accepts without quoting."""
     with os.scandir() as entries:
         names = sorted(each.name + "/" * each.is_dir() for each in entries if each.name.startswith(start))

@@ -25,9 +25,10 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     file.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
         os.close(fd)
-        raise OSError(errno.EINVAL, "Not a file")
+        raise OSError(errno.EINVAL, "Is a directory" if stat.S_ISDIR(kind) else "Not a regular file")
     if flags & os.O_ACCMODE != os.O_RDONLY:
         os.set_blocking(fd, True)  # a process that inherits the descriptor expects a blocking file
     return fd
@@ -86,11 +87,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def replace_file(path: Path, text: str) -> None:
     """Replace the file, or a link of this name, atomically. Raises OSError."""
-    aside = path.with_suffix(".new")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(new_file(aside, 0o666), "w") as file:
+    with replacing(path) as aside, os.fdopen(new_file(aside, 0o666), "w") as file:
         file.write(text)
-    aside.replace(path)
 
 
 # ---- The run directory
@@ -131,11 +129,21 @@ def probe_socket(runtime: Path, container: str) -> Path:
     return runtime / f"{container}.probe"
 
 
+def debug_socket(runtime: Path, container: str) -> Path:
+    """Return the path of the socket where pdb in a process listens. `container` is `pod.role.rank`."""
+    return runtime / f"{container}.probe.debug"
+
+
 def remove_probe_sockets(runtime: Path, pod: str) -> None:
     """Remove the probe sockets of a run after all its processes have ended."""
     for path in runtime.glob(f"{pod}.*.probe*"):
         with suppress(OSError):
             path.unlink()
+
+
+def only_ours(facts: os.stat_result) -> bool:
+    """Return True for a directory into which no other user can write."""
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
 def make_run_folder(runtime: Path) -> None:
@@ -147,7 +155,7 @@ def make_run_folder(runtime: Path) -> None:
     runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = runtime.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{runtime} is not a folder of this user")
+        raise PermissionError(f"{runtime} is not a directory of this user")
     if found.st_mode & 0o077:
         raise PermissionError(f"{runtime} is open to other users")
 
@@ -162,6 +170,19 @@ def short_socket_path(path: Path) -> Iterator[str]:
         os.close(fd)
 
 
+def socket_at(path: Path, kind: int) -> socket.socket:
+    """Make the run directory, and a non-blocking socket with this path. Raises OSError."""
+    make_run_folder(path.parent)
+    made = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+    try:
+        with short_socket_path(path) as name:
+            made.bind(name)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 def peer(connected: socket.socket) -> tuple[int, int, int]:
     """Return the process, user and group of the peer at the time when it connected or listened. See
     unix(7).
@@ -171,6 +192,12 @@ def peer(connected: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def ask_for_writes(directory: int) -> None:
-    """Request one SIGIO for this process at the next write to a file in the directory."""
-    fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+def ask_for_writes(directory: int) -> bool:
+    """Request one SIGIO for this process at the next write to a file in the directory. Return False if the
+    kernel refuses.
+    """
+    try:
+        fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+    except OSError:
+        return False
+    return True

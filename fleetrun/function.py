@@ -36,7 +36,9 @@ _TRAINER = "trainer"
 class Call:
     """A pickled call in its directory, and the answers of the job's processes."""
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Fields | None) -> None:
+    def __init__(
+        self, function: Callable[..., object], args: Sequence[object], kwargs: Fields | None
+    ) -> None:
         """Pickle the call. Raises UsageError if the function or an argument cannot be pickled."""
         module = getattr(function, "__module__", None) or "__main__"
         self.name = _name(function) if module == "__main__" else f"{module}.{_name(function)}"
@@ -47,7 +49,7 @@ class Call:
             _write(self.folder / _CALL, _name(function), setup, (function, tuple(args), dict(kwargs or {})))
         except TypeError as error:
             shutil.rmtree(self.folder)
-            hint = "What it uses is pickled with it: make files, connections and locks inside it."
+            hint = "Create files, connections and locks inside the function, because it is pickled."
             raise UsageError(str(error), hint=hint) from None
 
     def has_value(self, rank: int) -> bool:
@@ -83,11 +85,11 @@ def _cells() -> Document:
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def _write(path: Path, what: str, *values: Any) -> None:
+def _write(path: Path, what: str, *values: object) -> None:
     """Pickle the values into this file, which is then either complete or absent.
 
     Raises TypeError with `what` in its message, and OSError.
@@ -116,9 +118,7 @@ def _answer(folder: Path, rank: int, kind: str) -> Path:
 def main(folder: Path) -> None:
     """Call the function and, in a trainer, write its value. An exception ends the process as in a script."""
     if not (folder / _CALL).exists():  # a user may have copied the command line
-        sys.exit(
-            f"fleetrun: {folder} is gone: this was a function of a Python program. Run the program again."
-        )
+        sys.exit(f"fleetrun: {folder} no longer exists. Run the Python program of this function again.")
     role, rank = _place()
     value, error = (_answer(folder, rank, kind) for kind in ("value", "error"))
     if role == _TRAINER:  # answers of an earlier attempt
@@ -135,20 +135,19 @@ def main(folder: Path) -> None:
             with suppress(Exception):  # the report then has the exception's text
                 _write(error, "the exception", raised)
         sys.excepthook(type(raised), raised, raised.__traceback__)
+        sys.last_value = raised  # as Python does, for --debug_on_error
         sys.exit(1)
 
 
-def _read_call(folder: Path) -> tuple[Callable[..., Any], tuple[Any, ...], Document]:
+def _read_call(folder: Path) -> tuple[Callable[..., object], tuple[object, ...], Document]:
     with (folder / _CALL).open("rb") as file:
         setup = pickle.load(file)
         sys.path[:] = [*setup["path"], *(each for each in sys.path if each not in setup["path"])]
         linecache.cache.update(setup["cells"])
         try:
-            call: tuple[Callable[..., Any], tuple[Any, ...], Document] = pickle.load(file)
+            call: tuple[Callable[..., object], tuple[object, ...], Document] = pickle.load(file)
         except ImportError as error:
-            error.add_note(
-                "A function of a module is sent by its name: each process must be able to import it."
-            )
+            error.add_note("Each process must be able to import the module of the function.")
             raise
     return call
 

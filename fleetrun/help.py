@@ -31,17 +31,18 @@ _EXAMPLES = (
     ("fleetrun --gpus 0,1 train.py", "one process per GPU"),
     ("fleetrun --nproc_per_node 4 train.py", "four processes"),
     ("fleetrun --server_num 1 --trainer_num 2 train.py", "parameter server"),
-    ("fleetrun --nnodes 2 --master h1:6768 train.py", "two machines, on each"),
-    ("fleetrun stacks", "where its processes are"),
+    ("fleetrun --nnodes 2 --master h1:6768 train.py", "two nodes, on each of them"),
+    ("fleetrun stacks", "show what its processes do"),
 )
 
 _INTRODUCTION = """\
-Start the processes of a training job on this machine, show their output and state, and stop them together.
-SCRIPT is a Python file, a module (-m), or any program; everything after it is passed to it.
+Start the processes of a training job on this node, show their output and state, and stop them together.
+SCRIPT is a Python file, a module (-m), or any program. It receives all words that follow it.
 
 Options can be written with _ or -, and their values after a space or =. TIME is in seconds, or as 30s, 5m,
-2h. SIZE is in bytes, or as 100M, 1GiB. Most options can also be set by a variable: see `fleetrun help env`.
-The options of Paddle Fleet and of torchrun are understood too: `fleetrun help paddle`, `... help torchrun`.
+2h. SIZE is in bytes, or as 100M, 1GiB. You can also set most options by an environment variable: see
+`fleetrun help env`. fleetrun also accepts the options of Paddle Fleet and torchrun: `fleetrun help paddle`,
+`fleetrun help torchrun`.
 """
 
 _COMPLETION = """\
@@ -191,9 +192,8 @@ TOPICS: Mapping[str, str] = {
     "launch": "launch options follow signals ctrl-c display"
     " | Start a job on one node: output, options, stopping.",
     "faq": "faq questions | Questions that new users ask.",
-    "faq#which-ports-do-i-open": "ports port firewall | Ports of a job.",
+    "many-machines#open-the-ports": "ports port firewall | Ports of a job.",
     "faq#which-gpus-do-i-get": "gpu gpus devices cuda | GPUs of a job.",
-    "faq#how-do-i-use-a-debugger": "debug debugger pdb breakpoint | Debuggers.",
     "python": "python notebook notebooks jupyter pytest | Start jobs from a program, a notebook or a test.",
     "job-files": "job-files toml config yaml | Keep the options of a job in a file.",
     "frameworks": "frameworks huggingface transformers accelerate lightning deepspeed jax tensorflow xgboost"
@@ -201,11 +201,13 @@ TOPICS: Mapping[str, str] = {
     "failures": "failures failure error errors crash traceback | Read a failure report.",
     "reference/exit-codes": "exit-codes exit exit-code exitcode 123 124 125 137 | What each exit code means.",
     "hangs": "hang hangs hung stuck deadlock timeout | Find the rank that blocks the others.",
+    "debugger": "debugger debug pdb breakpoint post-mortem | Debug a rank with pdb.",
     "hangs#find-stragglers": "stragglers straggler slow late | Find a slow rank.",
     "restarts": "restarts restart max-restart retry | When a job restarts, and when it ends.",
-    "warm-restarts": "warm standby | Restart with torch already imported.",
+    "warm-restarts": "warm zygote | Start and restart with torch already imported.",
+    "watch": "watch edit reload autoreload | Start again when the script changes.",
     "notifications": "notify notifications slack webhook email | Get a message when a job fails.",
-    "elastic-training": "elastic checkpoint checkpoints resume preemption | Save checkpoints, and resume.",
+    "elastic-training": "elastic checkpoint checkpoints resume preemption spot | Checkpoint and resume.",
     "memory-checkpoints": "in-memory memory-checkpoints | Checkpoints in memory.",
     "doctor": "checks check preflight | Check nodes before a job.",
     "monitoring-a-job": "jobs inspect attach kill | Inspect and stop running jobs.",
@@ -268,7 +270,7 @@ def topic(word: str, columns: int, colours: bool) -> str:
     if not _is_page(page):
         meant = next(iter(similar(name, [*WORDS, *VERBS, *plugins.other_commands()])), None)
         hint = f"Did you mean `fleetrun help {meant}`?" if meant else "`fleetrun help` lists all topics."
-        raise UsageError(f"there is no help on {word!r}", hint=hint)
+        raise UsageError(f"no topic or command is called {word!r}", hint=hint)
     file = _pages() / f"{page}.md"
     text = _section(file.read_text(), own)
     text = _section(text + _tables(page, own), heading)
@@ -286,9 +288,7 @@ def topic(word: str, columns: int, colours: bool) -> str:
     return "".join(lines)
 
 
-_BEFORE = {
-    "ps": "This is about the mode `ps`, parameter servers. `fleetrun ps`, which lists jobs, has a `-h`.\n\n"
-}
+_BEFORE = {"ps": "This topic is the mode `ps`, parameter servers. To list jobs, see `fleetrun ps -h`.\n\n"}
 
 
 def topics(columns: int, style: Style = PLAIN) -> str:

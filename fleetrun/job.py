@@ -22,7 +22,7 @@ from typing import IO, Any, Generic, NoReturn, Self, TypeVar
 from fleetrun import files
 from fleetrun.aliases import Document, Texts
 from fleetrun.console.text import read_tail
-from fleetrun.control.client import Gone, NoAnswer, ask
+from fleetrun.control.client import NoAnswer, NoLauncher, ask
 from fleetrun.errors import (
     LaunchError,
     RendezvousError,
@@ -65,8 +65,8 @@ class JobError(LaunchError):
     is `__cause__`, unless it cannot be unpickled.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.role: str | None = None
         self.rank: int | None = None
         """`role` and `rank` of the process that failed first; None if no process on this node failed."""
@@ -102,7 +102,7 @@ class Job(Generic[T]):
         self._code: int | None = None
         self._asked: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._said = self._engine_said = ""  # the error text that the launcher printed
+        self._error_text = self._engine_error = ""  # the error text that the launcher printed
         self._outcome_lock = threading.Lock()
         self._outcome: Result[T] | LaunchError | None = None
         if folder:
@@ -195,6 +195,21 @@ class Job(Generic[T]):
             self._asked.add(128 + number)
             self._popen.send_signal(number)
 
+    def debug(self, rank: int = 0) -> str:
+        """Open pdb in this trainer of this node when it reaches a breakpoint, as `fleetrun debug` does.
+
+        Return how that ended. Raises LaunchError if the job ends before.
+        """
+        from fleetrun.control.debugger import at_terminal, debug
+
+        def wait() -> None:
+            if not self.running:
+                raise LaunchError(f"job {self.name} (pod {self.pod}) has ended")
+            time.sleep(0.1)
+
+        runtime = files.run_folder(self._environ)
+        return debug(files.debug_socket(runtime, f"{self.pod}.trainer.{rank}"), wait, at_terminal)
+
     def status(self, timeout: float = 5.0) -> Document:
         """Return the state of the job and its processes, as `fleetrun status --json` shows it.
 
@@ -202,7 +217,7 @@ class Job(Generic[T]):
         LaunchError if the job has ended, or does not answer within `timeout` seconds.
         """
         if self._engine:
-            raise LaunchError(f"the status of a job that {self._engine} runs is known on its machines only")
+            raise LaunchError(f"the status of a job that {self._engine} runs is available only on its nodes")
         deadline = time.monotonic() + timeout
         path = files.control_socket(files.run_folder(self._environ), self.pod)
         while True:
@@ -210,7 +225,7 @@ class Job(Generic[T]):
                 return ask(path, {"ask": "status"}, deadline - time.monotonic())
             except NoAnswer as silence:
                 with self._changed:
-                    early = isinstance(silence, Gone) and self.running and time.monotonic() < deadline
+                    early = isinstance(silence, NoLauncher) and self.running and time.monotonic() < deadline
                     if early:  # the launcher is about to listen, or to end
                         self._changed.wait(0.05)
                 if not early:
@@ -239,9 +254,9 @@ class Job(Generic[T]):
             with tempfile.TemporaryFile() as errors:
                 code = self._seen.code(self._run(errors))
                 errors.seek(0)
-                self._said = errors.read().decode(errors="replace") or self._engine_said
+                self._error_text = errors.read().decode(errors="replace") or self._engine_error
         except (OSError, ValueError) as error:  # the process limit is reached, or a word has a NUL character
-            self._said = f"{_ERROR}the launcher cannot be started: {error}"
+            self._error_text = f"{_ERROR}the launcher cannot be started: {error}"
         finally:
             with self._changed:
                 self._code, self._elapsed = code, round(time.monotonic() - began, 3)
@@ -276,8 +291,8 @@ class Job(Generic[T]):
         that started them does too.
         """
         text = line.decode(errors="backslashreplace")
-        if text.startswith(_ERROR) or self._engine_said:
-            self._engine_said += f"{text}\n"
+        if text.startswith(_ERROR) or self._engine_error:
+            self._engine_error += f"{text}\n"
         return {"time": round(time.time(), 3), "event": "log", "container": "", "line": text}
 
     def _take(self, events: Sequence[Event]) -> None:
@@ -335,7 +350,7 @@ class Job(Generic[T]):
         )
 
     def _raise_failure(self, code: int) -> NoReturn:
-        _, error, text = self._said.rpartition(_ERROR)
+        _, error, text = self._error_text.rpartition(_ERROR)
         if error or not (self._seen.launch or self._engine):
             raise _launch_error(code, text)
         first, over = self._seen.first, self._seen.over
@@ -348,7 +363,7 @@ class Job(Generic[T]):
             cause = self._call.error(problem.rank)
         raise problem from cause
 
-    def _failure(self, message: str, container: str | None, rank: Any, code: int) -> JobError:
+    def _failure(self, message: str, container: str | None, rank: int | None, code: int) -> JobError:
         error = JobError(message)
         role = container.rpartition(".")[0] if container else None
         error.exit_code, error.role, error.rank, error.logs = code, role, rank, self.logs

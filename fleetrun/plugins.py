@@ -14,40 +14,43 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fleetrun.aliases import Strings, Texts
 from fleetrun.errors import LaunchError, PluginError, similar
 from fleetrun.values import frozen
 
+T = TypeVar("T")
+
 ASKING: Texts = {
-    "ps": "List the jobs that run on this machine.",
-    "status": "Show the state of a job: processes, progress, last log lines.",
-    "top": "Watch a job live: all ranks, their stacks and logs; restart and stop.",
+    "ps": "List the jobs that run on this node.",
+    "status": "Show the state of a job: processes, progress, last output.",
+    "top": "Watch a job live: ranks, stacks, logs, restart and stop.",
     "logs": "Print the logs of a job, merged by time.",
     "stop": "Stop a job.",
-    "why": "Say which rank the others wait for, in a job that makes no progress.",
+    "why": "Show which rank a stuck job waits for.",
     "stacks": "Print the Python stacks of all processes of a job.",
-    "profile": "Write where a process spends its time, as a flame graph.",
+    "debug": "Open pdb in a process that waits at a breakpoint.",
+    "profile": "Record a flame graph of a running process.",
     "report": "Report how a job ended, and why.",
-    "history": "List the jobs that ran with their logs here: when, how long, how each ended.",
+    "history": "List the jobs of a log directory: when, how long, how each ended.",
     "prune": "Delete logs and records of old jobs.",
-    "bundle": "Pack all that is known of a job into one file, to ask for help.",
+    "bundle": "Collect everything about a job into one file, for a bug report.",
     "plot": "Plot loss and speed of a job over time, and when its processes ran.",
-    "serve": "Answer requests with a saved model, over HTTP.",
-    "tables": "Inspect the tables of parameter servers, of a job or in a save.",
-    "doctor": "Check machines before a launch.",
-    "nodes": "List the faults of machines, and which are left out for them.",
+    "serve": "Serve an exported model over HTTP and gRPC.",
+    "tables": "Inspect the tables of a job's parameter servers, or saved tables.",
+    "doctor": "Check nodes before a job.",
+    "nodes": "List the faults of nodes, and which nodes jobs exclude.",
     "init": "Write a commented job file.",
-    "token": "Print a new secret for a job.",
+    "token": "Print a new token for a job.",
     "help": "Explain a topic or a command.",
 }
 """Commands that launch no job."""
 
 LAUNCHING: Texts = {
-    "run": "Launch SCRIPT. The word may be left out.",
-    "up": "Launch the job of a job file.",
-    "again": "Launch an earlier job again, with the same settings.",
+    "run": "Start SCRIPT. You can leave out the word `run`.",
+    "up": "Start the job of a job file.",
+    "again": "Start an earlier job again, with the same settings.",
 }
 """Commands that launch a job."""
 
@@ -99,18 +102,12 @@ class Plugin:
                 raise
             raise PluginError(
                 f"{self} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"Install {self.package.partition(' ')[0]} again, or uninstall it.",
+                hint=f"Reinstall {self.package.partition(' ')[0]}, or uninstall it.",
             ) from error
         if not callable(getattr(found, has, None)):
             what = "cannot be called" if has == "__call__" else f"has no {has}()"
             raise PluginError(f"{self} cannot be used: {self.target} {what}", hint="See docs/plugins.md.")
         return found
-
-    def failed(self, error: Exception) -> PluginError:
-        """Return the error for a bug in another package, so that users do not take it for a bug in
-        fleetrun.
-        """
-        return PluginError(f"{self} failed: {type(error).__name__}: {error}")
 
 
 def find(kind: str, name: str) -> Plugin | None:
@@ -122,7 +119,7 @@ def find(kind: str, name: str) -> Plugin | None:
     if len(found) > 1:
         packages = " and ".join(each.package for each in found)
         raise PluginError(
-            f"there are {len(found)} {kind} called {name!r}: of {packages}", hint="Uninstall one of them."
+            f"{len(found)} {kind} have the name {name!r}, in {packages}", hint="Uninstall one of them."
         )
     return found[0] if found else None
 
@@ -221,28 +218,25 @@ def is_command(word: str) -> bool:
 
 
 def program(name: str) -> str | None:
-    """Return the path of `fleetrun-NAME`, or None."""
-    paths = (os.path.join(folder or ".", f"fleetrun-{name}") for folder in _folders())  # noqa: PTH118 - many
-    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)  # noqa: PTH113
+    """Return the path of `fleetrun-NAME`, or None if no directory of PATH has it."""
+    from shutil import which  # late: few launches look for a program
+
+    return which(f"fleetrun-{name}")
 
 
 def programs() -> Texts:
     """Return the path of each `fleetrun-NAME`, sorted by name."""
     found: dict[str, str] = {}
-    for folder in _folders():
+    for folder in os.get_exec_path():
         try:
-            present = sorted(os.listdir(folder or "."))  # noqa: PTH208 - it is the faster one
+            present = os.listdir(folder or ".")  # noqa: PTH208 - it is the faster one
         except OSError:
             continue
         for each in present:
             name = each.removeprefix("fleetrun-")
-            if name != each and _is_word(name) and name not in found and program(name):
-                found[name] = os.path.join(folder or ".", each)  # noqa: PTH118
+            if name != each and _is_word(name) and (path := program(name)) is not None:
+                found[name] = path
     return dict(sorted(found.items()))
-
-
-def _folders() -> list[str]:
-    return os.environ.get("PATH", os.defpath).split(os.pathsep)
 
 
 def other_commands() -> Texts:
@@ -251,7 +245,7 @@ def other_commands() -> Texts:
     An entry point comes before a program of the same name.
     """
     found = {name: f"The program {path}." for name, path in programs().items()}
-    found |= {name: f"Of the package {package}." for name, package in others("commands").items()}
+    found |= {name: f"A command of the package {package}." for name, package in others("commands").items()}
     return {
         name: found[name]
         for name in sorted(found)
@@ -266,11 +260,11 @@ def described(kind: str, name: str, error: BaseException) -> str:
     return f"the {kind.removesuffix('s')} {name!r} failed: {type(error).__name__}: {error}"
 
 
-def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> Any:
+def guarded(plugin: Plugin, call: Callable[[], T], but: tuple[type[Exception], ...] = ()) -> T:
     """Call a plug-in and return its result.
 
-    For a bug in another package, print its traceback on stderr and raise PluginError. LaunchErrors, a broken
-    pipe and the exceptions `but` pass unchanged.
+    For a bug in another package, print its traceback on stderr and raise PluginError, so that users do not
+    take it for a bug in fleetrun. LaunchErrors, a broken pipe and the exceptions `but` pass unchanged.
     """
     try:
         return call()
@@ -280,4 +274,4 @@ def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception],
         import traceback  # late: for bugs only
 
         traceback.print_exc()
-        raise plugin.failed(error) from error
+        raise PluginError(f"{plugin} failed: {type(error).__name__}: {error}") from error

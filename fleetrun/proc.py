@@ -52,4 +52,4 @@ def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:
             exit=int(fields[49]),
         )
     except (OSError, IndexError, ValueError):
-        raise ProcessLookupError(f"there is no process {pid}") from None
+        raise ProcessLookupError(f"process {pid} does not exist") from None

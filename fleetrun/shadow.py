@@ -80,11 +80,11 @@ class Shadow:
         """The advice to the user."""
         if not self.hides_ours:
             return WAY_OUT
-        return f"{WAY_OUT} `from fleetrun import fleet` works where nothing imports yours."
+        return f"{WAY_OUT} `from fleetrun import fleet` works if no code imports your `trainers`."
 
 
 def find_shadow(argv: Sequence[str], environ: Environ) -> Shadow | None:
-    """Return the first other `trainers` on the search path of a process `argv`, or None."""
+    """Return the first other `trainers` on the search path of a process `argv`, or None without one."""
     ours_seen = False
     for folder in _search_path(argv, environ):
         place = folder / "trainers"

@@ -93,8 +93,8 @@ class _Value:
     __dataclass_fields__ = _StandardFields()
     _field_arguments: ClassVar[Mapping[str, _FieldArguments]]
     _defaults: ClassVar[Fields]
-    _factories: ClassVar[Mapping[str, Callable[[], Any]]]
-    _setters: ClassVar[Mapping[str, Callable[[object, Any], None]]]
+    _factories: ClassVar[Mapping[str, Callable[[], object]]]
+    _setters: ClassVar[Mapping[str, Callable[[object, object], None]]]
 
     def __init__(self, *values: Any, **named: Any) -> None:
         if values:
@@ -110,7 +110,7 @@ class _Value:
             set_field(self, named[name])
         self.__post_init__()
 
-    def _with(self, values: Sequence[Any], named: Document) -> Document:
+    def _with(self, values: Sequence[object], named: Document) -> Document:
         names: Strings = self.__match_args__  # type: ignore[attr-defined]
         if len(values) > len(names) or not named.keys().isdisjoint(names[: len(values)]):
             raise TypeError(f"{type(self).__name__}: too many values")
@@ -119,10 +119,10 @@ class _Value:
     def __post_init__(self) -> None:
         pass
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[object, ...]:
         return tuple([getattr(self, name) for name in self._setters])
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[object, ...]) -> None:
         for set_field, value in zip(self._setters.values(), state, strict=True):
             set_field(self, value)
 
@@ -138,7 +138,7 @@ class _Value:
         shown = [name for name, arguments in self._field_arguments.items() if arguments.get("repr", True)]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise _frozen(name)
 
     def __delattr__(self, name: str) -> None:

@@ -24,7 +24,7 @@ VERBS: Texts = {**ASKING, **LAUNCHING}
 
 FAMILIES: Mapping[str, Sequence[str]] = {
     "launching": ("run", "up", "init", "token", "doctor", "nodes"),
-    "running jobs": ("ps", "status", "top", "logs", "stop", "why", "stacks", "profile"),
+    "running jobs": ("ps", "status", "top", "logs", "stop", "why", "stacks", "debug", "profile"),
     "earlier jobs": ("history", "report", "plot", "again", "bundle", "prune"),
     "models": ("tables", "serve"),
     "other": ("help",),
@@ -110,7 +110,7 @@ def _become(program: str, argv: Sequence[str]) -> NoReturn:
 
 
 def nearest(word: str) -> str | None:
-    """Return a command with a similar name as a suggestion, or None."""
+    """Return a command with a similar name as a suggestion, or None if no name is similar."""
     from fleetrun.errors import similar
 
     cutoff = 0.6 if len(word) <= 3 else 0.7  # `tpo`

@@ -44,6 +44,8 @@ def pytest_collection_finish() -> None:
 
 
 _LONGEST = (
+    "simulated_ps/test_mutants.py",
+    "simulated_ps/test_simulated.py",
     "e2e/test_memory_checkpoints.py",
     "attack/test_attack.py",
     "e2e/test_hosts_store.py",

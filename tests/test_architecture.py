@@ -3,6 +3,7 @@
 import ast
 import functools
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,8 @@ ALARM = 750  # lines of a file that is probably two
 
 # What each part of the launcher may import of it, and nothing else. From the ground up.
 PARTS = {
-    "aliases": set(),  # every part may import these two
+    "aliases": set(),  # every part may import these
+    "decoding": set(),
     "frozen": set(),
     "errors": set(),
     "values": set(),
@@ -28,21 +30,21 @@ PARTS = {
     "proc": {"values"},
     "shadow": {"values"},
     "plugins": {"values", "errors"},
-    "envs": {"plugins", "values", "errors", "proc"},
+    "envs": {"plugins", "values", "files", "errors", "proc"},
     "host": {"values", "files", "envs", "errors"},
     "plan": {"values", "host", "pod", "files", "envs", "errors"},
     "pod": {"host", "values", "files", "proc", "envs", "errors"},
     "console": {"values", "files", "pod", "envs"},
     "record": {"files", "pod"},
     "progress": {"values", "files", "pod", "envs"},
-    "control": {"values", "files", "proc", "record", "progress", "pod", "envs"},
+    "control": {"values", "files", "proc", "record", "progress", "host", "pod", "envs"},
     "probe": {"pod", "envs"},
     "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
     "exporters": {"plugins", "files", "progress", "record", "proc", "host", "pod", "envs", "errors"},
     "notifiers": {"plugins", "pod", "errors"},
     "plots": {"record", "files", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
-    "schedulers": {"values", "record", "pod", "plugins", "envs", "errors"},
+    "schedulers": {"values", "files", "console", "record", "pod", "plugins", "envs", "errors"},
     "launcher": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
         "plan", "host", "files", "proc", "shadow", "values", "envs", "errors",
@@ -63,6 +65,7 @@ PARTS = {
     "job": {"function", "control", "record", "console", "pod", "files", "errors"},
     "api": {"job", "display", "function", "record", "envs", "errors"},
     "testing": {"api", "job"},
+    "relay": {"cli"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
     "__main__": {"cli", "launcher", "verbs", "schedulers", "pod", "envs"},
 }  # fmt: skip
@@ -72,6 +75,7 @@ PARTS = {
 RUNTIME_PARTS = {
     "errors": set(),
     "checks": {"errors"},
+    "shapes": set(),
     "process": set(),
     "metrics": {"process", "errors"},
     "notice": {"errors"},
@@ -83,18 +87,18 @@ RUNTIME_PARTS = {
     "optimizer": {"progress", "errors"},
     "checkpoints": {"checks", "storage", "progress", "process", "errors"},
     "serving": {"checkpoints", "storage", "errors"},
-    "inference": {"serving", "storage", "errors"},
+    "inference": {"serving", "storage", "shapes", "errors"},
     "data": {"checks", "kernels", "metrics", "progress", "process", "roles", "storage", "errors"},
     "collective": {
         "checks", "checkpoints", "data", "notice", "optimizer", "process", "progress", "roles", "errors",
     },
-    "static": {"checks", "collective", "data", "optimizer", "progress", "errors"},
+    "static": {"checks", "collective", "data", "optimizer", "progress", "shapes", "errors"},
     "ps": {
         "checks", "collective", "data", "kernels", "notice", "optimizer", "process", "progress", "roles",
         "serving", "storage", "errors",
     },
     "export": {"inference", "ps", "serving", "storage", "checkpoints", "errors"},
-    "inference_server": {"checks", "inference", "ps", "serving", "storage", "process", "errors"},
+    "inference_server": {"checks", "inference", "ps", "serving", "shapes", "storage", "process", "errors"},
     "strategy": {"collective", "ps", "checks", "storage", "errors"},
     "runtime": {"strategy", "roles", "errors"},
     "util": {"data", "roles", "storage", "errors"},
@@ -123,8 +127,9 @@ RUNTIME_PARTS = {
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
     "fleetrun.envs.channels",
-    "fleetrun.envs.contract", "fleetrun.envs.variables", "fleetrun.pod.container", "fleetrun.pod.loop",
-    "fleetrun.pod.policy", "fleetrun.pod.events", "fleetrun.pod.spec",
+    "fleetrun.envs.contract", "fleetrun.envs.settings.parsing", "fleetrun.envs.variables",
+    "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.policy", "fleetrun.pod.events",
+    "fleetrun.pod.spec",
 }  # fmt: skip
 
 
@@ -169,7 +174,7 @@ def test_the_launcher_imports_downwards():
         f"{module} -> {target}"
         for module, target in edges()
         if package_of(module) == package_of(target) == "fleetrun" and part_of(module) in PARTS
-        if part_of(target) not in {part_of(module), "aliases", "frozen", *PARTS[part_of(module)]}
+        if part_of(target) not in {part_of(module), "aliases", "decoding", "frozen", *PARTS[part_of(module)]}
         and target != "fleetrun"  # its version
     ]
     assert not wrong
@@ -225,6 +230,7 @@ def test_the_launcher_knows_neither_the_runtime_nor_what_is_slow_to_import():
     ]
     assert wrong == [
         "fleetrun.doctor.check -> torch",  # in a process of its own
+        "fleetrun.plots.figure -> numpy",  # only `fleetrun plot` imports it, and matplotlib needs numpy
         "fleetrun.shadow -> trainers.fleet",  # for `from fleetrun import fleet`
     ]
 
@@ -511,6 +517,39 @@ def test_comments_docstrings_and_blank_lines_have_no_size():
 def test_the_picture_in_the_documentation_is_of_this_code():
     """Otherwise: `python tools/house.py --picture docs/pictures/architecture.svg`."""
     assert (ROOT / "docs" / "pictures" / "architecture.svg").read_text() == picture()
+
+
+SPOKEN = {"told", "said", "heard", "gone", "ways", "begun", "tell", "tells", "hear", "hears", "say", "says"}
+"""Write the word for the thing instead: `reported`, `fields`, `last_seen`, `ended`, `modes`, `started`."""
+SPOKEN_BY_OTHERS = {
+    ("fleetrun.commands.report", "tell"): "the position in a file",
+    ("trainers.checkpoints.torch_storage", "tell"): "the position in a file, which torch asks for",
+}
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "arg", "name", "asname"):
+            if isinstance(found := getattr(node, name, None), str):
+                yield found
+
+
+def spoken(tree: ast.AST) -> set[str]:
+    """The identifiers with one of these words between underscores and capitals."""
+    parts = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
+    return {name for name in identifiers(tree) if SPOKEN & {part.lower() for part in parts.findall(name)}}
+
+
+def test_names_say_what_a_thing_is():
+    found = {(module, name) for module, tree in modules().items() for name in spoken(tree)}
+    assert found == SPOKEN_BY_OTHERS.keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["told = 1", "a._said", "f(heard=1)", "class AllGone: ...", "def f(ways): ...", "f'{_BEGUN}'"]
+)
+def test_the_guard_against_such_names_sees_them(text):
+    assert len(spoken(ast.parse(text))) == 1
 
 
 def test_every_module_has_a_docstring():

@@ -140,7 +140,7 @@ def test_an_option_of_a_launcher_behind_the_script_is_told():
     launches = Launches()
     call(["x.py", "--lr", "1", "--nproc_per_node=2"], launches)
     (notice,) = launches.seen[0].notices
-    assert notice.startswith("--nproc_per_node stands after x.py")
+    assert notice.startswith("--nproc_per_node comes after x.py")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,8 @@ def test_a_folder_that_was_deleted_is_told(words: list[str], tmp_path: Path):
     command = [sys.executable, "-m", "fleetrun", *words]
     shell = ["sh", "-c", 'rmdir "$0" && exec "$@"', folder, *command]
     done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    told = "fleetrun: error: the current directory no longer exists\n  Try `cd .` or another.\n"
+    told = "fleetrun: error: the current directory no longer exists\n"
+    told += "  Change to an existing directory, or run `cd .`.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
@@ -259,7 +260,7 @@ def test_a_full_disk_under_the_help_is_told(words):
 def test_names_in_an_error_do_nothing_to_a_terminal():
     done = real("report", "--log_dir", "a\x1b[31m\x1b]0;b\x07c\x9b2J")
     assert done.returncode == 1
-    assert "no job has a record in a" in done.stderr
+    assert "no job has an event log in a" in done.stderr
     assert not any(sign in done.stderr for sign in "\x1b\x07\x9b")
 
 

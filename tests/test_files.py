@@ -32,10 +32,9 @@ def test_who_inherits_it_finds_an_ordinary_one(tmp_path: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("name", ["x.json", "x.new"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.touch])
-def test_what_is_in_the_way_is_taken_away(tmp_path: Path, name: str, make: Callable[[Path], object]) -> None:
-    make(tmp_path / name)
+def test_what_is_in_the_way_is_taken_away(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "x.json")
     replace_file(tmp_path / "x.json", "new")
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
     assert (tmp_path / "x.json").read_text() == "new"

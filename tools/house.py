@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import html
 import io
 import os
@@ -54,7 +55,7 @@ def imports(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 yield submodule if submodule in modules else str(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and called(node).endswith(("import_module", "__import__")):
             yield from (
                 word.value
                 for word in ast.walk(node)
@@ -62,6 +63,12 @@ def imports(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
             )
 
 
+def called(node: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+
+
+@functools.cache
 def import_graph() -> dict[str, set[str]]:
     """Module -> the product modules that it imports."""
     trees = {module_name(path): ast.parse(path.read_text()) for path in product_files()}

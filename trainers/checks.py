@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
+def keys(name: str, value: object, known: Iterable[str]) -> Fields:
     """Return a read-only copy of a dict with known keys only. A later change would escape the checks."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")
@@ -25,7 +25,7 @@ def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
     return MappingProxyType(dict(value))
 
 
-def accepted(name: str, value: Any, kind: type[DataclassInstance]) -> Fields:
+def accepted(name: str, value: object, kind: type[DataclassInstance]) -> Fields:
     """Return a read-only copy of a dict that `kind` accepts, which has a field for each key."""
     configs = keys(name, value, [field.name for field in fields(kind)])
     kind(**configs)
@@ -39,38 +39,39 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return the value if it is True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
-def is_whole(value: Any) -> TypeGuard[int]:
+def is_whole(value: object) -> TypeGuard[int]:
     """Return True for a whole number. True and False are not whole numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Return True for a whole number or a float."""
     return is_whole(value) or isinstance(value, float)
 
 
-def positive(name: str, value: Any) -> float:
+def positive(name: str, value: object) -> float:
     """Return a number above 0 as float."""
     if not is_number(value) or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: object, least: int) -> int:
     """Return a whole number of at least `least`."""
     if not is_whole(value) or value < least:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     return value
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Check that the value is one of these."""
+def one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    """Return the value if it is one of these."""
     if value not in known:
         raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    return str(value)

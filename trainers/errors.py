@@ -44,5 +44,9 @@ class TablesLostError(ServerError):
     restart_helps = False
 
 
+class BrokenError(FleetError):
+    """The state of a parameter server contradicts itself. The server stops instead of training on with it."""
+
+
 class TrainerLostError(FleetError):
     """Another trainer of this job has ended, and a step cannot be completed without it."""

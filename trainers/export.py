@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +14,7 @@ from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
 from trainers.inference import KIND
 from trainers.ps.trainer.modules import EmbeddingModule, row_limit
+from trainers.ps.trainer.torchrec import MODULES
 from trainers.serving.bundle import write_bundle
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Inputs, program_of
@@ -35,8 +37,9 @@ def save_program(
     plain = bare(model)
     if is_divided(plain):
         raise NotSupportedError(
-            "a model that ranks have sharded (strategy.sharding) cannot be exported; fleet.save() it, "
-            "fleet.load() it into an ordinary model, and give that to fleet.save_inference_model()"
+            "A model that ranks have sharded (strategy.sharding) cannot be exported. Call fleet.save() on "
+            "it, call fleet.load() on an ordinary model, and pass the ordinary model to "
+            "fleet.save_inference_model()."
         )
     missing = [
         name
@@ -45,9 +48,13 @@ def save_program(
     ]
     if missing:
         raise UsageError(
-            f"the rows of {missing[0]!r} are with the servers; call fleet.save_inference_model() between "
-            "fleet.init_worker() and fleet.stop_worker()"
+            f"The rows of {missing[0]!r} are on the servers. Call fleet.save_inference_model() between "
+            "fleet.init_worker() and fleet.stop_worker()."
         )
+    if MODULES in sys.modules:
+        from trainers.ps.trainer.stand_ins import collection_programs
+
+        stand_ins = {**stand_ins, **collection_programs(plain, stand_ins)}
     program = program_of(plain, example, dynamic_shapes, stand_ins)
     about = {
         "weights": list(program.weights),

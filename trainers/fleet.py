@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
     Runtime: TypeAlias = CollectiveRuntime | ServerRuntime | TrainerRuntime
 
-C = TypeVar("C", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., object])
 
 
 def _asked(declared: C) -> C:
     """Forward a call to the runtime, which defines it with the same parameters or refuses it."""
 
     @functools.wraps(declared)
-    def call(self: Fleet, *args: Any, **options: Any) -> Any:
+    def call(self: Fleet, *args: object, **options: object) -> object:
         name = declared.__name__
         return self._runtime_for(name).ask(name)(*args, **options)
 
@@ -90,7 +90,7 @@ class Fleet:
         """
         install_exit_hooks()
         if self._runtime is not None:
-            raise UsageError("fleet.init() was called before; call it once, at the start of the script")
+            raise UsageError("fleet.init() was called before. Call it once, at the start of the script.")
         wanted = strategy_of(strategy) if strategy is not None else DistributedStrategy()
         collective, identity = settle(role_maker, is_collective, os.environ)
         wanted.fits(collective)
@@ -127,7 +127,7 @@ class Fleet:
         """Return this server's rank, starting at 0. Raises UsageError on a trainer."""
         identity = self._identity_for("server_index")
         if not identity.is_server:
-            raise UsageError("fleet.server_index() was called on a trainer; ask fleet.is_server() first")
+            raise UsageError("fleet.server_index() was called on a trainer. Check fleet.is_server() first.")
         return identity.index
 
     def worker_endpoints(self, to_string: bool = False) -> str | list[str]:
@@ -136,7 +136,7 @@ class Fleet:
         """
         identity = self._identity_for("worker_endpoints")
         if not identity.trainers:
-            raise NotSupportedError(f"{identity.source} has no trainer endpoints; start with fleetrun")
+            raise NotSupportedError(f"{identity.source} has no trainer endpoints. Start with fleetrun.")
         return ",".join(identity.trainers) if to_string else list(identity.trainers)
 
     def server_endpoints(self, to_string: bool = False) -> str | list[str]:
@@ -158,8 +158,8 @@ class Fleet:
             raise UsageError(f"distributed_model needs a torch.nn.Module, not {model!r}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise UsageError(
-                "distributed_model was given a model that is wrapped for data parallel training already; "
-                "gradients would be averaged twice: wrap it once"
+                "distributed_model was given a model that is already wrapped for data parallel training, so "
+                "gradients would be averaged twice. Pass the model without the wrapper."
             )
         return runtime.distributed_model(model)
 
@@ -179,7 +179,9 @@ class Fleet:
         if not isinstance(optimizer, Optimizer):
             raise UsageError(f"distributed_optimizer needs a torch.optim optimizer, not {optimizer!r}")
         if isinstance(optimizer, DistributedOptimizer):
-            raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
+            raise UsageError(
+                "distributed_optimizer was given fleet's optimizer. Pass torch's optimizer, once."
+            )
         with contextlib.ExitStack() as refused:
             refused.callback(setattr, runtime, "strategy", runtime.strategy)  # undone after a refusal
             if strategy is not None:
@@ -312,8 +314,9 @@ class Fleet:
     @_asked
     def publish(self, *, buffers: bool = False) -> int:
         """Publish a version of all tables for serving now, with every push of this trainer. Return the number
-        of the version. `strategy.ps_configs` must set `publish`, with which the servers also publish at an
-        interval. In sync training, the version is of one step, and the call may wait for other trainers.
+        of the version. Set `publish` in `strategy.ps_configs` first. The servers then also publish at an
+        interval. In sync training, all tables of a version are from the same step. The call may wait for
+        other trainers.
 
         `buffers`: add the buffers of this trainer's model to this version and later ones, as float32. If no
         server holds the dense parameters (`strategy.dense = "allreduce"`), this trainer's dense parameters
@@ -396,8 +399,9 @@ class Fleet:
             optimizer = runtime.with_state(optimizer)
         elif model is None or optimizer is not None:
             raise UsageError(
-                "fleet.load() in a job with parameter servers brings values into a model before "
-                "fleet.init_worker(); tables and optimizer state are the servers': fleet.init_server(dirname)"
+                "With parameter servers, fleet.load() needs a model and no optimizer, because the servers "
+                "hold the optimizer state. Call fleet.load(dirname, model) before fleet.init_worker(). To "
+                "load tables and optimizer state, call fleet.init_server(dirname)."
             )
         from trainers.serving.weights import load_state
 
@@ -443,11 +447,11 @@ class Fleet:
             runtime.save_table_values(dirname)
             return
         if int8_rows and not rows:
-            raise UsageError("int8_rows=True and rows=False exclude each other")
+            raise UsageError("int8_rows=True and rows=False exclude each other. Remove one of them.")
         model = check_model("save_inference_model", model)
         if example_inputs is None:
             raise UsageError(
-                "fleet.save_inference_model() needs example_inputs with the model: a batch for its forward()"
+                "fleet.save_inference_model() needs example_inputs: a batch for the model's forward()."
             )
         with (
             progress.activity("saving the model for serving"),
@@ -455,7 +459,9 @@ class Fleet:
         ):
             if (int8_rows or not rows) and stand_ins == {}:
                 option = "int8_rows" if int8_rows else "rows=False"
-                raise UsageError(f"{option} is for tables on parameter servers, and this model has none")
+                raise UsageError(
+                    f"{option} is for tables on parameter servers, but this model has none. Remove {option}."
+                )
             if stand_ins is not None:
                 from trainers.export import save_program
 
@@ -484,7 +490,7 @@ class Fleet:
         *,
         keep: int = 2,
         async_save: bool = False,
-        **state: Any,
+        **state: object,
     ) -> str | None:
         """Save model, optimizer and random generators after `step` steps. Call it on all ranks. When it
         returns the path `directory/step-XXXXXXXX`, the checkpoint is complete and durable. The newest `keep`
@@ -521,7 +527,7 @@ class Fleet:
         keep: int = 2,
         every: float | None = 60.0,
         neighbour: bool = False,
-        **state: Any,
+        **state: object,
     ) -> None:
         """Keep the state that `save_checkpoint` saves in this node's memory, where it outlives the process.
         Training continues after one copy. Call it on all ranks, with a later step than the last.
@@ -562,7 +568,7 @@ class Fleet:
         directory: Where,
         model: Module,
         optimizer: Optimizer | None = None,
-        **state: Any,
+        **state: object,
     ) -> int | None:
         """Load the newest complete checkpoint into model, optimizer and `state`. Dicts change in place.
         Return the step, or None if no checkpoint exists. Call it on all ranks. The number of ranks may differ
@@ -631,8 +637,8 @@ class Fleet:
         runtime = self._runtime_for(call)
         if not isinstance(runtime, CollectiveRuntime):
             raise UsageError(
-                f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
-                "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
+                f"fleet.{call}() is for collective training, but this job has parameter servers. Keep their "
+                "tables with strategy.ps_configs durability, or with fleet.save_persistables()."
             )
         return runtime
 
@@ -656,13 +662,13 @@ def _make_runtime(is_collective: bool, identity: Identity, strategy: Distributed
     return TrainerRuntime(identity, strategy)
 
 
-def _check_folder(call: str, dirname: Any) -> None:
+def _check_folder(call: str, dirname: object) -> None:
     """Raise UsageError unless `dirname` is a path. Paddle's calls take an executor and more arguments."""
     if not isinstance(dirname, str | os.PathLike):
         example = ", example_inputs" if call == "save_inference_model" else ""
         raise UsageError(
-            f"fleet.{call}() needs a folder and a torch module. Of Paddle's executor, feeds, targets and "
-            f"program it needs none: write fleet.{call}(dirname, model{example})"
+            f"fleet.{call}() needs a directory and a torch module, and none of Paddle's executor, feeds, "
+            f"targets and program. Write fleet.{call}(dirname, model{example})."
         )
 
 
@@ -729,8 +735,8 @@ __all__ = [name for name in vars(Fleet) if name in globals() and name[0] != "_"]
 ]
 
 _INSTEAD = {
-    "main_program": "make a static.Program and give it to static.Executor().run",
-    "startup_program": "torch modules hold their first values when they are made: leave the run out",
+    "main_program": "create a static.Program and pass it to static.Executor().run",
+    "startup_program": "torch modules get their first values when you create them, so remove the run",
 }
 
 

@@ -17,9 +17,10 @@ from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 from trainers.serving.bundle import Bundle, read_bundle
 from trainers.serving.program import dangers
+from trainers.shapes import fits, shape_text
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Where
-from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
+from trainers.storage.safetensors import SafetensorsError, unpack
 
 KIND = "inference"
 
@@ -55,8 +56,8 @@ class InferenceModel:
         given = dict(zip(self.inputs, args, strict=False)) | dict(kwargs)
         if len(args) + len(kwargs) != len(self.inputs) or given.keys() != set(self.inputs):
             raise UsageError(
-                f"the program takes {', '.join(map(_words, self._wanted))}, and was given {len(args)} inputs "
-                f"by place and {', '.join(kwargs) or 'none'} by name"
+                f"The program takes {', '.join(map(_words, self._wanted))}, but was given {len(args)} "
+                f"inputs by position and {', '.join(kwargs) or 'none'} by name."
             )
         for wanted in self._wanted:
             _check(wanted, given[wanted["name"]])
@@ -73,12 +74,12 @@ def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> 
     bundle = read_bundle(dirname, KIND, ("program", "weights"))
     if bundle.about.get("tables"):
         raise LoadError(
-            f"{bundle.where} was saved without rows of its tables (rows=False): `fleetrun serve --follow` "
-            "reads them from a published folder"
+            f"{bundle.where} was saved without rows of its tables (rows=False). Serve it with `fleetrun "
+            "serve --follow`, which reads the rows from a published directory."
         )
     file = checked_program(bundle)
     try:
-        weights = unpack(bundle.contents["weights"], EVERY_TYPE)
+        weights = unpack(bundle.contents["weights"])
         order, inputs = list(bundle.about["weights"]), list(bundle.about["inputs"])
         ordered = {name: weights[name].to(device) for name in order}
     except (SafetensorsError, KeyError, TypeError, ValueError) as error:
@@ -100,19 +101,16 @@ def checked_program(bundle: Bundle) -> bytes:
         raise LoadError(f"{bundle.where} cannot be used: {error}") from error
     if suspects:
         some = ", ".join(suspects[:3])
-        raise LoadError(f"the program in {bundle.where} has parts that could run code: {some}")
+        raise LoadError(f"The program in {bundle.where} has parts that could run code: {some}")
     return file
 
 
 def _check(wanted: Fields, given: Tensor) -> None:
-    shape = wanted["shape"]
-    fits = isinstance(given, Tensor) and str(given.dtype) == f"torch.{wanted['type']}"
-    fits = fits and given.dim() == len(shape)
-    if not fits or any(size not in (None, mine) for size, mine in zip(shape, given.shape, strict=True)):
+    same = isinstance(given, Tensor) and str(given.dtype) == f"torch.{wanted['type']}"
+    if not (same and fits(given.shape, wanted["shape"])):
         found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise UsageError(f"the program takes {_words(wanted)}, and was given {found}")
+        raise UsageError(f"The program takes {_words(wanted)}, but was given {found}.")
 
 
 def _words(wanted: Fields) -> str:
-    shape = ", ".join("any" if size is None else str(size) for size in wanted["shape"])
-    return f"{wanted['name']}: {wanted['type']} [{shape}]"
+    return f"{wanted['name']}: {wanted['type']} {shape_text(wanted['shape'])}"

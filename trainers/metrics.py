@@ -8,6 +8,7 @@ trainers.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,42 +19,15 @@ import torch
 from torch import Tensor
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.process.log import glog
 
 # below the step of float32 near 1, so that a certain and wrong prediction costs 16.1
 _LEAST_PROBABILITY = 1e-7
 
 
-class _Constant:
-    """Detects a model whose predictions do not depend on its inputs. It logs this once per process."""
-
-    ENOUGH = 1000
-    """Number of consecutive equal predictions, over several updates."""
-    said = False
-
-    def __init__(self) -> None:
-        self._value, self._count, self._updates = math.nan, 0, 0
-
-    def look(self, name: str, predictions: Tensor) -> None:
-        low, high = float(predictions.min()), float(predictions.max())
-        near = 1e-6 * abs(high)
-        if high - low > near or abs(high - self._value) > near:
-            self._count = self._updates = 0
-        if high - low > near:
-            return
-        self._value, self._count, self._updates = high, self._count + len(predictions), self._updates + 1
-        if self._updates > 1 and self._count >= self.ENOUGH and not _Constant.said:
-            _Constant.said = True
-            glog(
-                f"{name}: the last {self._count} predictions are all {high:g}; the model does not tell its "
-                "inputs apart (or the metric is given something else than its predictions)"
-            )
-
-
 class _AllReduce(Protocol):
-    def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any: ...
+    def all_reduce(self, input: object, mode: str = "sum", comm_world: str = "worker") -> Any: ...
 
-    def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]: ...
+    def all_gather(self, input: object, comm_world: str = "worker") -> list[Any]: ...
 
 
 class Metric(ABC):
@@ -67,20 +41,18 @@ class Metric(ABC):
 
     def __init__(self, *size: int) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
-        self._constant = _Constant()
 
     def merge(self, other: Self) -> None:
         """Add the examples of another metric of the same kind and settings. Raises UsageError for another
         metric.
         """
         if repr(other) != repr(self):
-            raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
+            raise UsageError(f"{self!r} cannot merge {other!r}; both must have the same kind and size")
         self.state += other.state
 
     def merged(self, util: _AllReduce) -> Self:
         """Return the metric of all trainers' examples. This metric does not change."""
-        whole = type(self).__new__(type(self))
-        whole.__dict__.update(self.__dict__)
+        whole = copy.copy(self)
         whole.state = util.all_reduce(self.state)
         return whole
 
@@ -93,10 +65,7 @@ class Metric(ABC):
         """Return the value over the examples since the last `reset`, or nan without examples."""
 
     def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        found = _checked(type(self).__name__, predictions, labels, self._of)
-        if len(found[0]):
-            self._constant.look(type(self).__name__, found[0])
-        return found
+        return _checked(type(self).__name__, predictions, labels, self._of)
 
     def __repr__(self) -> str:
         public = {name: value for name, value in vars(self).items() if name != "state" and name[0] != "_"}
@@ -157,7 +126,7 @@ class WindowedAuc(Auc):
         super().__init__(buckets)
         if not 2 <= parts <= examples:
             raise UsageError(
-                f"WindowedAuc has {parts} parts of {examples} examples; it needs at least 2, of one each"
+                f"WindowedAuc has {parts} parts of {examples} examples; it needs 2 parts of 1 example or more"
             )
         self.examples, self.parts = examples, parts
         self.state = torch.zeros(parts, 2 * buckets, dtype=torch.float64)  # the newest first
@@ -184,8 +153,7 @@ class _Mean(PointwiseMetric):
 
     def value(self) -> float:
         """Return the mean over the examples, or nan without examples."""
-        total, examples = self.state.tolist()
-        return total / examples if examples else math.nan
+        return _quotient(self.state)
 
 
 class Accuracy(_Mean):
@@ -270,7 +238,7 @@ class Calibration(Metric):
 
     def __init__(self, values: int = 1) -> None:
         if values < 1:
-            raise UsageError(f"Calibration is of a slot with {values} values; it needs at least 1")
+            raise UsageError(f"Calibration was given a slot with {values} values; it needs at least 1")
         super().__init__(values, 2)
 
     def update(self, predictions: Tensor, labels: Tensor, values: Tensor | None = None) -> None:
@@ -282,17 +250,18 @@ class Calibration(Metric):
         places = _integers(type(self).__name__, "values", values, labels) if values is not None else None
         if places is None:
             if most > 1:
-                raise UsageError(f"Calibration of a slot with {most} values was not given any")
+                raise UsageError(f"Calibration for a slot with {most} values was given no values. Pass them.")
             places = torch.zeros(len(labels), dtype=torch.int64)
         low, high = int(places.min()), int(places.max())
         if low < 0 or high >= most:
-            raise UsageError(f"Calibration was given values from {low} to {high}; it has 0 to {most - 1}")
+            raise UsageError(
+                f"Calibration was given values from {low} to {high}; they must be from 0 to {most - 1}"
+            )
         self.state.index_add_(0, places, torch.stack([predictions, labels], dim=1))
 
     def value(self) -> float:
         """Return expected clicks / clicks over all values of the slot, or nan without a click."""
-        expected, came = self.state.sum(dim=0).tolist()
-        return expected / came if came else math.nan
+        return _quotient(self.state.sum(dim=0))
 
     def by_value(self) -> Tensor:
         """Return the ratio of each value, (values,) float64, with nan for values without a click."""
@@ -380,8 +349,7 @@ class _RankingMetric(Metric):
 
     def value(self) -> float:
         """Return the mean over the queries that have a relevant item, or nan without one."""
-        total, groups = self.state.tolist()
-        return total / groups if groups else math.nan
+        return _quotient(self.state)
 
 
 class Ndcg(_RankingMetric):
@@ -505,6 +473,12 @@ def area_under(others: Tensor, clicks: Tensor) -> float:
     return float((clicks * below).sum()) / pairs if pairs else math.nan
 
 
+def _quotient(pair: Tensor) -> float:
+    """Return the first number divided by the second, or nan if that is 0."""
+    over, under = pair.tolist()
+    return over / under if under else math.nan
+
+
 def _tensor(name: str, what: str, given: Tensor) -> Tensor:
     if not isinstance(given, Tensor) or given.is_complex():
         raise UsageError(f"{name} was given {what} {given!r:.60}; give a tensor of real numbers")
@@ -523,8 +497,11 @@ def _integers(name: str, what: str, given: Tensor, labels: Tensor) -> Tensor:
 
 _LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "values": ("must be finite", torch.isfinite),
-    "relevance": ("are finite, and 0 or more", lambda labels: torch.isfinite(labels) & (labels >= 0)),
-    "clicks": ("are 0 and 1 (for more classes: topk_accuracy)", lambda labels: (labels == 0) | (labels == 1)),
+    "relevance": ("must be finite and at least 0", lambda labels: torch.isfinite(labels) & (labels >= 0)),
+    "clicks": (
+        "must be 0 or 1 (for more classes, use topk_accuracy)",
+        lambda labels: (labels == 0) | (labels == 1),
+    ),
 }
 """For each kind of labels, its description and a function that marks the valid ones."""
 
@@ -538,18 +515,18 @@ def _checked(name: str, predictions: Tensor, labels: Tensor, kind: str) -> tuple
     pair = _tensor(name, "predictions", predictions), _tensor(name, "labels", labels)
     counts, shapes = [each.numel() for each in pair], [tuple(each.squeeze().shape) for each in pair]
     if counts[0] != counts[1]:
-        raise UsageError(f"{name} was given {counts[0]} predictions and {counts[1]} labels")
+        raise UsageError(f"{name} was given {counts[0]} predictions but {counts[1]} labels")
     if shapes[0] != shapes[1] and all(len(shape) > 1 for shape in shapes):
-        raise UsageError(
-            f"{name} was given shapes {shapes[0]} and {shapes[1]}; give labels of the same shape"
-        )
+        raise UsageError(f"{name} was given predictions of shape {shapes[0]} but labels of shape {shapes[1]}")
     predictions, labels = (each.reshape(-1).to("cpu", torch.float64) for each in pair)
     if wrong := int((~torch.isfinite(predictions)).sum()):
         raise UsageError(f"{name} was given {wrong} of {len(predictions)} predictions that are not finite")
     if kind == "probabilities":
         if ((predictions < 0) | (predictions > 1)).any():
             low, high = predictions.min(), predictions.max()
-            raise UsageError(f"{name} was given predictions from {low:g} to {high:g}; give probabilities")
+            raise UsageError(
+                f"{name} was given predictions from {low:g} to {high:g}; give probabilities from 0 to 1"
+            )
         kind = "clicks"
     words, right = _LABELS[kind]
     if len(bad := labels[~right(labels)]):
@@ -584,20 +561,20 @@ class DistributedMetrics:
         """Return the metric over the examples of all trainers, to read more than its value."""
         return metric.merged(self._util)
 
-    def sum(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
+    def sum(self, input: object, scope: object = None, util: _AllReduce | None = None) -> Any:
         """Return the sum over all trainers, element by element, in the type of the argument."""
-        return self._by(util, scope).all_reduce(_given("sum", input), "sum")
+        return self._reduced("sum", input, scope, util)
 
-    def max(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
+    def max(self, input: object, scope: object = None, util: _AllReduce | None = None) -> Any:
         """Return the maximum, as `sum` does."""
-        return self._by(util, scope).all_reduce(_given("max", input), "max")
+        return self._reduced("max", input, scope, util)
 
-    def min(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
+    def min(self, input: object, scope: object = None, util: _AllReduce | None = None) -> Any:
         """Return the minimum, as `sum` does."""
-        return self._by(util, scope).all_reduce(_given("min", input), "min")
+        return self._reduced("min", input, scope, util)
 
     def auc(
-        self, stat_pos: Any, stat_neg: Any, scope: object = None, util: _AllReduce | None = None
+        self, stat_pos: object, stat_neg: object, scope: object = None, util: _AllReduce | None = None
     ) -> float:
         """Return the area under the ROC curve from counts of examples by predicted probability.
 
@@ -612,50 +589,56 @@ class DistributedMetrics:
         clicks, others = self._by(util, scope).all_reduce(torch.stack([clicks, others]))
         return area_under(others, clicks)
 
-    def acc(self, correct: Any, total: Any, scope: object = None, util: _AllReduce | None = None) -> float:
+    def acc(
+        self, correct: object, total: object, scope: object = None, util: _AllReduce | None = None
+    ) -> float:
         """Return the share of correct examples."""
         return self._ratio("acc", correct, total, scope, util)
 
     def mae(
-        self, abserr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
+        self, abserr: object, total_ins_num: object, scope: object = None, util: _AllReduce | None = None
     ) -> float:
         """Return the mean absolute error, from the sum of absolute errors and the number of examples."""
         return self._ratio("mae", abserr, total_ins_num, scope, util)
 
     def mse(
-        self, sqrerr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
+        self, sqrerr: object, total_ins_num: object, scope: object = None, util: _AllReduce | None = None
     ) -> float:
         """Return the mean squared error, from the sum of squared errors and the number of examples."""
         return self._ratio("mse", sqrerr, total_ins_num, scope, util)
 
     def rmse(
-        self, sqrerr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
+        self, sqrerr: object, total_ins_num: object, scope: object = None, util: _AllReduce | None = None
     ) -> float:
         """Return the root of the mean squared error."""
         return math.sqrt(self._ratio("rmse", sqrerr, total_ins_num, scope, util))
 
-    def _ratio(self, call: str, above: Any, below: Any, scope: object, util: _AllReduce | None) -> float:
+    def _reduced(self, mode: str, input: object, scope: object, util: _AllReduce | None) -> object:
+        return self._by(util, scope).all_reduce(_given(mode, input), mode)
+
+    def _ratio(
+        self, call: str, above: object, below: object, scope: object, util: _AllReduce | None
+    ) -> float:
         pair = torch.stack([_total(call, above).sum(), _total(call, below).sum()])
-        over, under = self._by(util, scope).all_reduce(pair).tolist()
-        return over / under if under else math.nan
+        return _quotient(self._by(util, scope).all_reduce(pair))
 
     def _by(self, util: _AllReduce | None, scope: object) -> _AllReduce:
         if scope is not None:
             raise NotSupportedError(
-                f"scope is {scope!r}; there are no scopes here: give the values themselves"
+                f"scope is {scope!r}, but fleet has no scopes. Pass the values themselves."
             )
         return self._util if util is None else util
 
 
-def _given(call: str, value: Any) -> Any:
+def _given(call: str, value: object) -> object:
     if isinstance(value, str):
         raise UsageError(
-            f"fleet.metrics.{call} was given {value!r}; there are no variables by name here: give the values"
+            f"fleet.metrics.{call} was given {value!r}, but fleet has no variables by name. Pass the values."
         )
     return value
 
 
-def _total(call: str, value: Any) -> Tensor:
+def _total(call: str, value: object) -> Tensor:
     """Return the value as a float64 vector on the CPU."""
     try:
         total = torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)
@@ -665,6 +648,6 @@ def _total(call: str, value: Any) -> Tensor:
         ) from error
     if not bool((torch.isfinite(total) & (total >= 0)).all()):
         raise UsageError(
-            f"fleet.metrics.{call} was given {value!r}; counts and sums are finite, and 0 or more"
+            f"fleet.metrics.{call} was given {value!r}; counts and sums must be finite and at least 0"
         )
     return total

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fleetrun.aliases import Environ
 from fleetrun.envs import channels
 from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 
-GONE = frozenset({"failure", "lost"})
+OTHERS_ENDED = frozenset({"failure", "lost"})
 """Reasons that mean that other ranks have ended, so that agreeing or saving with them is impossible."""
 
 
@@ -62,17 +63,17 @@ class StopSignals:
         if not new:
             return
         if threading.current_thread() is not threading.main_thread():
-            raise UsageError("the first fleet.stop_requested() must be called in the main thread")
+            raise UsageError("Make the first call of fleet.stop_requested() in the main thread.")
         if not self._before:
             os.register_at_fork(after_in_child=self._restore)
             if with_others:
-                self._leave_when_others_are_gone()
+                self._leave_when_others_ended()
         for number in new:
             self._before[number] = signal.getsignal(number)
             signal.signal(number, self._mark)
 
     def notice(self) -> Notice | None:
-        """Return the meaning of the last signal, or None."""
+        """Return the meaning of the last signal, or None if no signal has arrived."""
         if self._arrived is not None:
             number, self._arrived = self._arrived, None
             self._notice = read_notice(self._file) or Notice(f"signal {signal.Signals(number).name}")
@@ -84,7 +85,7 @@ class StopSignals:
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 
-    def _leave_when_others_are_gone(self) -> None:
+    def _leave_when_others_ended(self) -> None:
         """Start a thread that ends this process when other ranks have ended.
 
         The main thread may be waiting for them in a collective, where no handler runs. If another library
@@ -104,7 +105,7 @@ class StopSignals:
         def wait() -> None:
             while numbers := os.read(reading, 64):
                 notice = read_notice(self._file) if signal.SIGTERM in numbers else None
-                if notice is not None and notice.why in GONE:
+                if notice is not None and notice.why in OTHERS_ENDED:
                     os._exit(128 + signal.SIGTERM)
 
         threading.Thread(target=wait, name="waits for the loss of others", daemon=True).start()
@@ -118,7 +119,7 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
-def notice_file(environ: os._Environ[str] | dict[str, str]) -> Path | None:
+def notice_file(environ: Environ) -> Path | None:
     name = environ.get(channels.NOTICE_VARIABLE)
     return Path(name) if name else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, ClassVar
@@ -41,11 +41,11 @@ class _Backwards:
         @functools.wraps(original)
         def backward(
             tensors: Any,
-            grad_tensors: Any = None,
+            grad_tensors: object = None,
             retain_graph: bool | None = None,
             create_graph: bool = False,
-            *args: Any,
-            **options: Any,
+            *args: object,
+            **options: object,
         ) -> None:
             for each in DistributedOptimizer._all:
                 if each._left and each.is_cleared():  # by the model's zero_grad
@@ -58,7 +58,7 @@ class _Backwards:
 
         torch.autograd.backward = backward
 
-    def _note(self, tensors: Any, kept: bool) -> None:
+    def _note(self, tensors: Iterable[object], kept: bool) -> None:
         self.own = self.latest = self.latest + 1
         nodes = [getattr(each, "grad_fn", None) for each in tensors]
         for node in islice(nodes, _NEAR):
@@ -119,7 +119,7 @@ class DistributedOptimizer(WrappingOptimizer):
         self._all.add(self)
         self._backwards = _backwards()
         self._cleared = self._left = 0
-        below: Any = inner
+        below: object = inner
         while isinstance(below, Optimizer):  # each may be loaded, which gives it other groups
             below.register_load_state_dict_post_hook(self._share)
             below = getattr(below, "inner", None)
@@ -164,8 +164,9 @@ class DistributedOptimizer(WrappingOptimizer):
         if self._left:
             if self._backwards.own > self._left:
                 raise UsageError(
-                    f"{type(self.inner).__name__} has gradients that the minimize() of another optimizer has "
-                    "left, and the script has called backward() since: call zero_grad() before that"
+                    f"{type(self.inner).__name__} has gradients from before the minimize() of another "
+                    "optimizer, and the script has called backward() since. Call zero_grad() before "
+                    "backward()."
                 )
             self.zero_grad()
         return False
@@ -202,7 +203,7 @@ class DistributedOptimizer(WrappingOptimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _count(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """Count a step of any caller. Merging gradients counts as a step too."""
     if isinstance(optimizer, DistributedOptimizer) and not torch.compiler.is_compiling():
         optimizer._counter.tick()

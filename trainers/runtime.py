@@ -5,7 +5,7 @@ and argument checks that the runtimes share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.nn import Module
@@ -34,7 +34,7 @@ class Runtime:
         self.identity = identity
         self.strategy = strategy
 
-    def ask(self, call: str) -> Callable[..., Any]:
+    def ask(self, call: str) -> Callable[..., object]:
         """Return the method for this call. Raises UsageError if this kind of process does not support it."""
         if not hasattr(self, call):
             raise self.refusal(call)
@@ -45,21 +45,21 @@ class Runtime:
         return UsageError(f"fleet.{call}() {self.refuses}")
 
 
-def check_model(call: str, model: Any) -> Module:
+def check_model(call: str, model: object) -> Module:
     """Return `model`. Raises UsageError unless it is a torch module."""
     if not isinstance(model, Module):
         what = "no model" if model is None else f"{model!r} as the model"
         raise UsageError(
-            f"fleet.{call}() was given {what}; give the torch.nn.Module, as fleet.distributed_model() "
-            "returned it or before"
+            f"fleet.{call}() was given {what}. Pass a torch.nn.Module, or the model that "
+            "fleet.distributed_model() returned."
         )
     return model
 
 
-def check_optimizer(optimizer: Any) -> Optimizer | None:
+def check_optimizer(optimizer: object) -> Optimizer | None:
     """Return `optimizer`. Raises UsageError unless it is a torch optimizer or None."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise UsageError(f"the optimizer must be one of torch's or fleet's, not {optimizer!r}")
+        raise UsageError(f"The optimizer must be one of torch's or fleet's, not {optimizer!r}")
     return optimizer
 
 
@@ -70,12 +70,18 @@ def ids_by_module(ids: Ids, served: Sequence[Module]) -> Mapping[Module, Sequenc
     if not isinstance(ids, Mapping):
         if len(served) != 1:
             raise UsageError(
-                f"fleet.prefetch got ids without a module, and {len(served)} embeddings are served; "
-                "return {module: ids, ...}"
+                f"The ids of fleet.prefetch() name no module, but servers have {len(served)} embeddings. "
+                "Return {module: ids, ...}."
             )
         ids = {served[0]: ids}
     known = {id(module) for module in served}
     for module in ids:
         if id(module) not in known:
-            raise UsageError(f"fleet.prefetch got ids of {module}, which no server serves")
-    return {module: [each] if isinstance(each, Tensor) else each for module, each in ids.items()}
+            raise UsageError(
+                f"fleet.prefetch() was given ids of {module}, which is on no server. Return ids only of "
+                "embeddings on servers."
+            )
+    return {
+        module: each if isinstance(each, Sequence) and not isinstance(each, Tensor) else [each]
+        for module, each in ids.items()
+    }

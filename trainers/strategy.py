@@ -56,7 +56,7 @@ class Unsupported:
     """
 
     instead: str
-    off: Any = None
+    off: object = None
 
 
 _TENSOR = "use torch.distributed.tensor.parallel in the model"
@@ -88,20 +88,20 @@ _INSTEAD: Mapping[str, Fields] = {
     },
     f"{_CUDNN}: torch.backends.cudnn.benchmark = True": {"cudnn_exhaustive_search": False},
     _CUDNN: {"cudnn_batchnorm_spatial_persistent": False, "conv_workspace_size_limit": 512},
-    "NCCL decides that; its NCCL_* environment variables may be set for fleetrun": {
+    "NCCL decides this; set its NCCL_* environment variables for fleetrun": {
         "nccl_comm_num": 1, "sync_nccl_allreduce": True, "use_hierarchical_allreduce": False,
         "hierarchical_allreduce_inter_nranks": 1, "heter_ccl_mode": False,
         "calc_comm_same_stream": False,
     },
-    f"{_BUCKETS}; make that small": {"fuse_all_reduce_ops": True},
+    f"{_BUCKETS}; make the groups small": {"fuse_all_reduce_ops": True},
     _BUCKETS: {
         "fuse_grad_size_in_num": 8, "fuse_grad_size_in_TFLOPS": 50, "last_comm_group_size_MB": 1,
     },
-    "strategy.gradient_merge adds up where gradients are": {"fuse_grad_merge": False},
+    "strategy.gradient_merge adds gradients on their own device": {"fuse_grad_merge": False},
     "use fleet.init(is_collective=False), strategy.ps_configs and strategy.sparse_table_configs": {
         "trainer_desc_configs": None, "downpour_table_param": None,
     },
-    "give URLs that fsspec knows to fleet.save_persistables": {"fs_client_param": None},
+    "pass URLs that fsspec supports to fleet.save_persistables": {"fs_client_param": None},
     "federated training is not supported": {
         "is_fl_ps_mode": False, "with_coordinator": False, "is_with_coordinator": False,
     },
@@ -115,7 +115,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 
 
-def check_off(name: str, value: Any) -> None:
+def check_off(name: str, value: object) -> None:
     """Raise NotSupportedError unless the value requests nothing."""
     field = UNSUPPORTED[name]
     if field.off is None or type(value) is not type(field.off) or value != field.off:
@@ -199,7 +199,7 @@ class DistributedStrategy:
     find_unused_parameters: bool = False
     fuse_grad_size_in_MB: float = BUCKET_MB
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in UNSUPPORTED:
             check_off(name, value)
             return
@@ -223,8 +223,8 @@ class DistributedStrategy:
         for name in ("a_sync", *_CHOICES):
             if getattr(self, f"{name}_configs") and name not in vars(self):
                 raise UsageError(
-                    f"strategy.{name}_configs is set, and strategy.{name} is not: set strategy.{name} = "
-                    "True, or False if the settings are not to be used"
+                    f"strategy.{name}_configs is set, but strategy.{name} is not. Set strategy.{name} = "
+                    "True to use the settings, or False to ignore them."
                 )
         for name, default in _DEFAULTS.items():
             if name in _BOTH or (name in _SERVERS) is not is_collective:
@@ -232,8 +232,9 @@ class DistributedStrategy:
             if getattr(self, name) != default:
                 kinds = ("parameter servers", "collective") if is_collective else ("collective jobs", "not")
                 raise UsageError(
-                    f"strategy.{name} is {_shown(getattr(self, name))}, which is for {kinds[0]}, and this "
-                    f"job is {kinds[1]}; leave it out, or call fleet.init(is_collective={not is_collective})"
+                    f"strategy.{name} is {_shown(getattr(self, name))}, which is for {kinds[0]}, but this "
+                    f"job is {kinds[1]}. Remove the field, or call "
+                    f"fleet.init(is_collective={not is_collective})."
                 )
 
     def half_precision(self) -> AmpConfigs | None:
@@ -261,13 +262,13 @@ class DistributedStrategy:
         configs = PsConfigs(**self.ps_configs)
         if not self.a_sync and configs.durability == "snapshot":
             raise NotSupportedError(
-                'ps_configs durability "snapshot" with a_sync False: servers that go back to snapshots of '
-                'different steps cannot go on in step; use "log" or "none"'
+                'ps_configs durability "snapshot" does not work with a_sync False, because servers that '
+                'restore snapshots of different steps cannot continue in step. Use "log" or "none".'
             )
         if self.a_sync and configs.read_ahead and not AsyncConfigs(**self.a_sync_configs).overlap:
             raise NotSupportedError(
-                "ps_configs read_ahead is True and a_sync_configs overlap is False, which prevents reading "
-                "ahead; leave one of them out"
+                "ps_configs read_ahead is True, but a_sync_configs overlap is False, which prevents reading "
+                "ahead. Remove one of them."
             )
         return configs
 
@@ -279,13 +280,13 @@ class DistributedStrategy:
         configs = AsyncConfigs(**self.a_sync_configs)
         if configs.k_steps and not self.a_sync:
             raise UsageError(
-                f"a_sync_configs k_steps is {configs.k_steps} with a_sync False; geo training is "
-                "asynchronous: set strategy.a_sync = True"
+                f"a_sync_configs k_steps is {configs.k_steps} with a_sync False, but geo training is "
+                "asynchronous. Set strategy.a_sync = True."
             )
         if configs.k_steps and self.dense == "allreduce":
             raise NotSupportedError(
-                f'a_sync_configs k_steps is {configs.k_steps} with strategy.dense "allreduce": in geo '
-                'training trainers step on their own; use dense "servers"'
+                f'a_sync_configs k_steps is {configs.k_steps} with strategy.dense "allreduce", but in geo '
+                'training each trainer steps on its own. Use dense "servers".'
             )
         return configs
 
@@ -339,22 +340,17 @@ class DistributedStrategy:
             object.__setattr__(self, name, value)
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: object) -> object:
     if name not in _CHECKS:
         raise UsageError(f"DistributedStrategy has no field {name!r}{nearest(name, _CHECKS)}")
     return _CHECKS[name](name, value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return repr(dict(value) if isinstance(value, Mapping) else value)
 
 
-def _dense(name: str, value: Any) -> str:
-    one_of(f"strategy.{name}", value, DENSE)
-    return str(value)
-
-
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     return flag(f"strategy.{name}", value)
 
 
@@ -379,7 +375,7 @@ _CHOICES: dict[str, type[Any]] = {
 _PLAIN = ("fp16_allreduce", "sync_batch_norm", "find_unused_parameters", "fuse_grad_size_in_MB")
 """Fields of collective training without `_configs`."""
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_CHECKS: dict[str, Callable[[str, object], object]] = {
     name: _flag for name, default in _DEFAULTS.items() if isinstance(default, bool)
 }
 _CHECKS |= {f"{name}_configs": checker(make) for name, make in _CHOICES.items()}
@@ -387,7 +383,7 @@ _CHECKS |= {
     "a_sync_configs": a_sync_configs,
     "ps_configs": ps_configs,
     "sparse_table_configs": sparse_table_configs,
-    "dense": _dense,
+    "dense": lambda name, value: one_of(f"strategy.{name}", value, DENSE),
     "gradient_scale_configs": checker(GradientScaleConfigs),
     "fuse_grad_size_in_MB": lambda name, value: positive(f"strategy.{name}", value),
 }
@@ -419,11 +415,11 @@ def from_yaml_text(text: str, source: str) -> Document:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UsageError(f"{source} is {type(found).__name__}, not a mapping of a strategy's fields")
+        raise UsageError(f"{source} is {type(found).__name__}; it must be a mapping of a strategy's fields")
     return {name: _from_plain(value, source) for name, value in found.items()}
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.name
     if is_dataclass(value) and not isinstance(value, type):
@@ -434,7 +430,7 @@ def _to_plain(value: Any) -> Any:
     return [_to_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _from_plain(value: Any, source: str) -> Any:
+def _from_plain(value: object, source: str) -> object:
     if isinstance(value, list):
         return [_from_plain(each, source) for each in value]
     if not isinstance(value, dict):
@@ -445,7 +441,7 @@ def _from_plain(value: Any, source: str) -> Any:
     return {key: _from_plain(each, source) for key, each in value.items()}
 
 
-def _made_of_fields(name: str, given: Any, source: str) -> Any:
+def _made_of_fields(name: str, given: object, source: str) -> object:
     make = _YAML_OBJECTS.get(name)
     if make is None or not isinstance(given, dict):
         raise UsageError(
@@ -471,19 +467,19 @@ _WHOSE = "DistributeTranspilerConfig"
 _TRANSPILER_FIELDS = ("slice_var_up", "split_method", "sync_mode")
 _TRANSPILER_INSTEAD = {
     "min_block_size": "parameters over 8192 elements are sliced, whole rows at a time",
-    "geo_sgd_mode": 'use strategy.a_sync_configs = {"k_steps": n} of a fleet.DistributedStrategy',
-    "geo_sgd_need_push_nums": 'use strategy.a_sync_configs = {"k_steps": n} of a fleet.DistributedStrategy',
+    "geo_sgd_mode": 'use strategy.a_sync_configs = {"k_steps": n} in a fleet.DistributedStrategy',
+    "geo_sgd_need_push_nums": 'use strategy.a_sync_configs = {"k_steps": n} in a fleet.DistributedStrategy',
     "half_async": "sync_mode False is asynchronous",
     "completely_not_async": "sync_mode True is synchronous",
-    "runtime_split_send_recv": "servers have no programs that could be split",
-    "enable_dc_asgd": 'use strategy.a_sync_configs = {"max_staleness": n} to bound what a step may miss',
+    "runtime_split_send_recv": "servers have no programs to split",
+    "enable_dc_asgd": 'use strategy.a_sync_configs = {"max_staleness": n} to limit how far a step may lag',
     "wait_port": "trainers always wait for their servers",
-    "print_log": "fleetrun --log_level debug shows more",
+    "print_log": "use fleetrun --log_level debug to see more",
     "mode": "use fleet.init(is_collective=True) for training without servers",
     "collective_mode": "use fleet.init(is_collective=True) for training without servers",
-    "nccl_comm_num": "torch.distributed decides that",
-    "use_hierarchical_allreduce": "torch.distributed decides that",
-    "hierarchical_allreduce_inter_nranks": "torch.distributed decides that",
+    "nccl_comm_num": "torch.distributed decides this",
+    "use_hierarchical_allreduce": "torch.distributed decides this",
+    "hierarchical_allreduce_inter_nranks": "torch.distributed decides this",
 }
 
 
@@ -500,7 +496,7 @@ class DistributeTranspilerConfig:
     split_method: str = "RoundRobin"
     slice_var_up: bool = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in _TRANSPILER_INSTEAD:
             raise NotSupportedError(f"NotSupported: {_WHOSE}.{name}; {_TRANSPILER_INSTEAD[name]}")
         if name not in _TRANSPILER_FIELDS:
@@ -518,8 +514,8 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig) -> Dist
         return given
     if not isinstance(given, DistributeTranspilerConfig):
         raise UsageError(
-            f"the strategy is {given!r}; give a fleet.DistributedStrategy or a {_WHOSE} (an object, made by "
-            "calling it)"
+            f"The strategy is {given!r}. Pass a fleet.DistributedStrategy or a {_WHOSE} object (call the "
+            "class to create one)."
         )
     strategy = DistributedStrategy()
     strategy.a_sync = not given.sync_mode

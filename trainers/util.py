@@ -28,7 +28,7 @@ from trainers.storage.safetensors import view_of
 
 # ---- The wire format of values, a line of JSON and bytes
 
-MODES: dict[str, tuple[str, Callable[..., Any]]] = {
+MODES: dict[str, tuple[str, Callable[..., object]]] = {
     "sum": ("add", sum),
     "max": ("maximum", max),
     "min": ("minimum", min),
@@ -55,7 +55,7 @@ class Payload:
         return f"a {self.kind}{shape} of {self.type}" if self.type else f"a {self.kind}{shape}"
 
 
-def packed(value: Any, call: str) -> bytes:
+def packed(value: object, call: str) -> bytes:
     """Encode a value. Raises UsageError unless it is a number, a text, a list of numbers, an array or
     a tensor.
     """
@@ -107,11 +107,13 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     for rank, other in enumerate(each):
         if other != first:
             raise UsageError(
-                f"fleet.util.{first.call} was given {first.words} by trainer 0, and trainer {rank} called "
-                f"{other.call} with {other.words}; all must do the same"
+                f"fleet.util.{first.call} was called with {first.words} on trainer 0, but trainer {rank} "
+                f"called {other.call} with {other.words}. Make the same call on all trainers."
             )
     if first.kind == "text":
-        raise UsageError(f"fleet.util.{first.call} was given a text; texts can be gathered, not reduced")
+        raise UsageError(
+            f"fleet.util.{first.call} was given a text, which cannot be reduced. Use all_gather."
+        )
     values = [payload.value for payload in each]
     if first.kind == "number":
         wrong = [value for value in values if value != value]  # NaN
@@ -131,18 +133,18 @@ def expect_alike(each: Sequence[Payload]) -> None:
     for rank, other in enumerate(each):
         if other.call != each[0].call:
             raise UsageError(
-                f"trainer 0 called fleet.util.{each[0].call} and trainer {rank} fleet.util.{other.call}; all "
-                "must do the same"
+                f"Trainer 0 called fleet.util.{each[0].call}, but trainer {rank} called "
+                f"fleet.util.{other.call}. Make the same call on all trainers."
             )
 
 
-def _listed(value: Sequence[Any], call: str) -> Document:
+def _listed(value: Sequence[object], call: str) -> Document:
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise UsageError(f"fleet.util.{call} was given a list of uneven parts: {error}") from error
     if array.dtype.kind not in "biuf":
-        raise UsageError(f"fleet.util.{call} was given {value!r}; a list must be of numbers")
+        raise UsageError(f"fleet.util.{call} was given {value!r}; a list must contain only numbers")
     return {"kind": "list", "shape": list(array.shape), "value": array.tolist()}
 
 
@@ -233,7 +235,7 @@ class Util:
         """
         identity = self._who("util.get_file_shard")
         if identity.is_server:
-            raise UsageError("fleet.util.get_file_shard() was called on a server, which reads no files")
+            raise UsageError("fleet.util.get_file_shard() was called on a server. Call it on trainers.")
         return get_file_shard(files, identity.index, identity.worker_num)
 
     def print_on_rank(self, message: object, rank_id: int) -> None:
@@ -248,14 +250,14 @@ class Util:
             sys.stdout.write(f"{message}\n")
             sys.stdout.flush()
 
-    def _gather(self, value: Any, call: str, comm_world: str) -> list[Payload]:
+    def _gather(self, value: object, call: str, comm_world: str) -> list[Payload]:
         name = call.partition(" ")[0]
         _check_world(comm_world, name)
         runtime = self._ready(f"util.{name}")
         return [unpacked(given) for given in runtime.gather(packed(value, call), f"util.{name}")]
 
 
-def _beside(value: Any, input: Any) -> Any:
+def _beside(value: Any, input: object) -> Any:
     """Return a tensor on the device of the input."""
     if isinstance(value, Tensor) and isinstance(input, Tensor):
         return value.to(input.device)
@@ -265,8 +267,8 @@ def _beside(value: Any, input: Any) -> Any:
 def _check_world(comm_world: str, call: str) -> None:
     if comm_world in ("server", "all"):
         raise NotSupportedError(
-            f"fleet.util.{call} with comm_world={comm_world!r}: servers answer trainers and run nothing of "
-            'the script while they do; use comm_world="worker"'
+            f"fleet.util.{call} was called with comm_world={comm_world!r}, but servers cannot take part, "
+            'because they only answer trainers. Use comm_world="worker".'
         )
     if comm_world != "worker":
         raise UsageError(f'fleet.util.{call} comm_world is {comm_world!r}; it must be "worker"')

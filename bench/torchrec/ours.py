@@ -2,7 +2,8 @@
 
     python bench/torchrec/ours.py --data DATA.pt --servers 1 --trainers 2 --mode async --tables 26 --dims 16
 
---kind sparse: SparseEmbedding, 63-bit ids without an end; nn: nn.Embedding(sparse=True) of a known size.
+--kind sparse: SparseEmbedding, 63-bit ids without an end; nn: nn.Embedding(sparse=True) of a known size;
+collection: TorchRec's EmbeddingBagCollection, with the rival's batches (needs torchrec here too).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,32 @@ class Model(torch.nn.Module):
         return self.dense(workload.joined(rows, self.shape), dense)
 
 
+def collected(shape: Shape, data: Data, hidden: tuple[int, ...]) -> torch.nn.Module:
+    """The rival's model before it is sharded."""
+    import rival
+    from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+    from torchrec import EmbeddingBagCollection
+
+    tables = rival.configs(shape, data)
+    for each in tables:
+        each.init_fn = partial(torch.nn.init.uniform_, a=-0.01, b=0.01)
+    made = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    # As in TorchRec's examples. The strategy gives the rule.
+    apply_optimizer_in_backward(torch.optim.Adagrad, made.parameters(), {"lr": 0.01})
+    return rival.Recommended(shape, made, hidden)
+
+
+def model_of(args: argparse.Namespace, shape: Shape, data: Data) -> Any:
+    if args.kind == "collection":
+        return collected(shape, data, args.hidden)
+    return Model(shape, data.sizes, args.kind, args.hidden)
+
+
+def ids_of(model: Any, kind: str, ids: Any) -> Any:
+    """What fleet.prefetch needs of a batch."""
+    return {model.tables: ids} if kind == "collection" else dict(zip(model.tables, ids, strict=True))
+
+
 def _table(shape: Shape, sizes: list[int], kind: str, number: int) -> torch.nn.Module:
     from trainers.ps import SparseEmbedding, Uniform
 
@@ -50,6 +78,10 @@ def _table(shape: Shape, sizes: list[int], kind: str, number: int) -> torch.nn.M
 
 
 def batches(split: Split, data: Data, shape: Shape, kind: str) -> list[Any]:
+    if kind == "collection":
+        import rival
+
+        return rival.batches(split, data, shape, "dmp")
     if kind == "sparse":
         split = Split(data.signed(split.ids), split.dense, split.labels)
     elif shape.tables == 1:
@@ -58,11 +90,17 @@ def batches(split: Split, data: Data, shape: Shape, kind: str) -> list[Any]:
     return split.batches(shape)
 
 
-def called(some: list[Any], shape: Shape) -> Iterator[Any]:
+def called(some: list[Any], shape: Shape, kind: str) -> Iterator[Any]:
     """The same batches, with a tensor of ids for each table; made when they are wanted, since a list of many
     thousand tensors costs Python's garbage collector more than training does.
     """
+    keys = [f"f{number}" for number in range(shape.tables)]
     for ids, dense, labels in some:
+        if kind == "collection":
+            from torchrec import KeyedJaggedTensor
+
+            yield KeyedJaggedTensor(keys, values=ids[0], lengths=ids[1]), dense, labels
+            continue
         calls = [ids] if shape.tables == 1 else list(ids.view(shape.tables, shape.ids).unbind())
         yield calls, dense, labels
 
@@ -70,14 +108,14 @@ def called(some: list[Any], shape: Shape) -> Iterator[Any]:
 class Batches(torch.utils.data.Dataset[Any]):
     """The same, for torch's DataLoader."""
 
-    def __init__(self, some: list[Any], shape: Shape) -> None:
-        self._some, self._shape = some, shape
+    def __init__(self, some: list[Any], shape: Shape, kind: str) -> None:
+        self._some, self._shape, self._kind = some, shape, kind
 
     def __len__(self) -> int:
         return len(self._some)
 
     def __getitem__(self, number: int) -> Any:
-        return next(called(self._some[number : number + 1], self._shape))
+        return next(called(self._some[number : number + 1], self._shape, self._kind))
 
 
 def server_cpu(result: str) -> float:
@@ -88,14 +126,10 @@ def server_cpu(result: str) -> float:
     return used
 
 
-def member(args: argparse.Namespace) -> None:
+def strategy_of(args: argparse.Namespace) -> Any:
     from trainers import fleet
     from trainers.ps import Adagrad, SparseAdam
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    shape = workload.shape_of(args)
-    fleet.init()
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = args.mode in ("async", "geo")
     if args.mode == "geo":
@@ -105,12 +139,21 @@ def member(args: argparse.Namespace) -> None:
     if args.mode == "mixed":
         strategy.dense = "allreduce"
     rule = {"adagrad": Adagrad(eps=1e-8), "adam": SparseAdam()}[args.rule]
-    strategy.sparse_table_configs = {
-        f"tables.{number}.weight": {"rule": rule, "lr": args.lr} for number in range(shape.tables)
-    }
+    strategy.sparse_table_configs = {"*": {"rule": rule, "lr": args.lr}}
+    return strategy
+
+
+def member(args: argparse.Namespace) -> None:
+    from trainers import fleet
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape = workload.shape_of(args)
+    fleet.init()
+    strategy = strategy_of(args)
     rank, trainers = (0, 1) if fleet.is_server() else (fleet.worker_index(), fleet.worker_num())
     data = Data(args.data, rank, trainers, args.rows)
-    model = fleet.distributed_model(Model(shape, data.sizes, args.kind, args.hidden))
+    model = fleet.distributed_model(model_of(args, shape, data))
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=args.dense_lr), strategy)
     if fleet.is_server():
         Path(f"{args.result}.server{fleet.server_index()}").write_text(str(os.getpid()))
@@ -122,11 +165,11 @@ def member(args: argparse.Namespace) -> None:
     fleet.init_worker()
 
     def steps(some: list[Any]) -> int:
-        coming: Iterable[Any] = called(some, shape)
+        coming: Iterable[Any] = called(some, shape, args.kind)
         if args.loop in ("loader", "allowed"):
-            coming = torch.utils.data.DataLoader(Batches(some, shape), batch_size=None)
+            coming = torch.utils.data.DataLoader(Batches(some, shape, args.kind), batch_size=None)
         elif args.loop == "prefetch":
-            coming = fleet.prefetch(coming, lambda batch: dict(zip(model.tables, batch[0], strict=True)))
+            coming = fleet.prefetch(coming, lambda batch: ids_of(model, args.kind, batch[0]))
         count = 0
         for ids, dense, labels in coming:
             loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids, dense), labels)
@@ -144,7 +187,7 @@ def member(args: argparse.Namespace) -> None:
     fleet.barrier_worker()
     model.eval()
     with torch.no_grad():
-        logits = torch.cat([model(ids, dense) for ids, dense, _ in called(test, shape)])
+        logits = torch.cat([model(ids, dense) for ids, dense, _ in called(test, shape, args.kind)])
     workload.leave(args.result, rank, row, logits, torch.cat([labels for *_, labels in test]))
     fleet.stop_worker()
 
@@ -156,12 +199,12 @@ def main() -> None:
     workload.add_arguments(parser)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--mode", choices=["async", "sync", "mixed", "geo"], default="async")
-    parser.add_argument("--kind", choices=["sparse", "nn"], default="sparse")
+    parser.add_argument("--kind", choices=["sparse", "nn", "collection"], default="sparse")
     parser.add_argument(
         "--loop", choices=["prefetch", "loader", "allowed", "plain"], default="prefetch",
         help="over fleet.prefetch, over torch's DataLoader, the same with read_ahead, or plain [%(default)s]",
     )  # fmt: skip
-    parser.add_argument("--go", help="where to keep the files of the job (for profiling)")
+    parser.add_argument("--go", help="directory for the files of the job (for profiling)")
     args = parser.parse_args()
     if args.result:
         member(args)

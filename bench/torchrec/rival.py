@@ -233,10 +233,10 @@ def main() -> None:
     )
     workload.add_arguments(parser)
     parser.add_argument("--side", choices=["dmp", "tbe"], default="dmp")
-    parser.add_argument("--go", help="where to keep the files of the job (for profiling)")
+    parser.add_argument("--go", help="directory for the files of the job (for profiling)")
     args = parser.parse_args()
     if args.side != "dmp" and args.trainers != 1:
-        parser.error(f"--side {args.side} is one process: --trainers 1")
+        parser.error(f"--side {args.side} needs --trainers 1, because it is one process")
     if args.result:
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)

@@ -35,9 +35,11 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.tables != 1 and (self.tables % SLOTS or self.batch % (self.tables // SLOTS)):
-            raise SystemExit(f"{self.tables} tables: 1, or a multiple of 26 whose share divides the batch")
+            raise SystemExit(
+                f"--tables is {self.tables}; it must be 1, or a multiple of 26 whose share divides the batch"
+            )
         if len(self.dims) > 1 and self.tables != SLOTS:
-            raise SystemExit("several dims want 26 tables")
+            raise SystemExit("several dims need 26 tables")
 
     @property
     def share(self) -> int:
@@ -66,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=26, help="1, 26, 104, 416 ... [%(default)s]")
     parser.add_argument("--dims", type=_numbers, default=(16,), help="9, 16 or 8,16,32 ... [16]")
     parser.add_argument("--hidden", type=_numbers, default=(128, 64), help="128,64 or 400,400,400 [128,64]")
-    parser.add_argument("--batch_size", type=int, default=512, help="of each trainer [%(default)s]")
+    parser.add_argument(
+        "--batch_size", type=int, default=512, help="batch size of each trainer [%(default)s]"
+    )
     parser.add_argument("--rule", default="adagrad", help="of the tables: adagrad, adam (lazy) [%(default)s]")
     parser.add_argument("--lr", type=float, default=0.02, help="of the tables [%(default)s]")
     parser.add_argument("--dense_lr", type=float, default=1e-3, help="Adam, of everything else [%(default)s]")

@@ -19,26 +19,25 @@ from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import History
 
-_HELP = """Launch JOB once more with the same settings: the options it was started with (typed, from
-variables, and from its job file as it was then), the same script and arguments, in the same directory. The
-default is the newest job that has a record in --log_dir.
+_HELP = """Start JOB again with the same settings: its options (from the command line, environment
+variables, and its job file as it was then), the same script and arguments, in the same directory. The
+default is the newest job in --log_dir.
 
-Launch OPTIONS after JOB override the recorded ones. The record does not include other environment variables,
-secrets (FLEETRUN_TOKEN, --notify), or the files of the job. --display=json, which was for the program that
-read it, is not repeated.
+LAUNCH OPTIONS after JOB override the recorded options. The event log does not contain other environment
+variables, secrets (FLEETRUN_TOKEN, --notify), or the files of the job. --display=json is not repeated.
 
 \b
 Examples:
   fleetrun again
   fleetrun again night --max_restart 10
-  fleetrun again night --dry_run            # what would be started
+  fleetrun again night --dry_run            # print the plan, and start nothing
   fleetrun again --log_dir /data/log night
 
 \b
-Exit codes are those of a launch, and:
-  1    there is no such job
-  2    its record does not tell how it was started, it ran a function of a Python program, or JOB fits several
-       jobs
+Exit codes are the codes of `fleetrun run`, and:
+  1    no such job exists
+  2    the event log lacks the command of the job, the job ran a function of a Python program, or several
+       jobs match JOB
 """
 
 
@@ -66,34 +65,34 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
     history = history_of(_ended(job, log_dir))
     if not trusted(history.owner, os.getuid()):
         raise UsageError(
-            f"the record {history.path} belongs to another user, and its command would run with your rights",
-            hint="Type the launch yourself; `fleetrun report` shows the recorded command.",
+            f"the event log {history.path} belongs to another user, and would run with your rights",
+            hint="`fleetrun report` shows the recorded command. Check it, and run it yourself.",
         )
     if history.running and history.over is None:  # on another node, or not reachable
-        host = printable(str(history.launch.get("host") or "an unknown machine"))
+        host = printable(str(history.launch.get("host") or "an unknown node"))
         raise UsageError(
             f"{printable(history.job)} is still running (pod {history.pod}, on {host})",
-            hint="`fleetrun again POD` launches an older one.",
+            hint="`fleetrun again POD` starts an older run.",
         )
     recorded = Recorded.read(history.launch, str(history.path))
     if recorded.line.script == FUNCTION:
         title, name = printable(history.job), printable((recorded.line.script_args or ("",))[-1])
         raise UsageError(
             f"{title} (pod {history.pod}) ran {name}, a function of a Python program",
-            hint="Run that program again.",
+            hint="Run this program again.",
         )
     folder = history.path.parent.absolute()
     _enter(recorded)
-    _tell_of_notify(history, rest, environ)
+    _remark_notify(history, rest, environ)
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
 
 
-def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) -> None:
+def _remark_notify(history: History, words: Sequence[str], environ: Environ) -> None:
     """Warn that the event log does not contain the value of --notify."""
     settings = history.launch.get("settings")
-    told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
-    if isinstance(settings, dict) and "notify" in settings and not told:
-        sys.stderr.write(f"fleetrun: the record does not have --notify, a secret: add it, or set {NOTIFY}\n")
+    given = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
+    if isinstance(settings, dict) and "notify" in settings and not given:
+        sys.stderr.write(f"fleetrun: the event log does not contain --notify: add it, or set {NOTIFY}\n")
 
 
 def trusted(owner: int, uid: int) -> bool:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -48,17 +47,19 @@ _ABOUT = """Made by `fleetrun bundle` of fleetrun {version} on {host}, {date}: j
 
 report.txt, report.json   how the job ended, and why
 record.jsonl              its events (docs/events.md), the last MiB
-logs/                     the last MiB of each log on this machine, less of those on the other nodes of a job
-                          that runs
-status.json               its state, if it runs; why.json: where all ranks of all nodes are, with their last
-                          collectives, and which one the others wait for; stacks.txt: of this machine
-doctor.json               this machine, as `fleetrun doctor` sees it; doctor.NODE.json: what it measures of
-                          another node of a job that runs, as far as that takes no second
+logs/                     the last MiB of each log on this node; less of the logs on other nodes, if the job
+                          runs
+status.json               the state of the job, if it runs
+why.json                  the stacks and last collectives of all ranks, and the rank that the others wait for
+stacks.txt                the stacks of the processes on this node
+doctor.json               the checks of `fleetrun doctor` on this node; doctor.NODE.json: the checks of
+another
+                          node of a running job that take less than a second
 
-Masked: passwords in URLs, what is assigned to names such as API_KEY or TOKEN, and the values of such
-variables of the shell that made this. Whatever else a script has printed is here as it is: look through it
-before you give it away. node.N.tar.gz is what another node has packed; without a secret of the job there is
-none: there the same command packs it.
+Masked: passwords in URLs, values assigned to names such as API_KEY or TOKEN, and the values of such
+environment variables of the shell that ran the command. The rest of the output of your scripts is unchanged:
+read it before you share this file. node.N.tar.gz is the support bundle of another node. It needs a token of
+the job. Without a token, run the same command on that node.
 """
 
 
@@ -67,18 +68,19 @@ none: there the same command packs it.
 @click.option("-o", "--output", metavar="FILE", help="[default: JOB.POD.tar.gz]")
 @logs_of_job
 @node_options
-def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
-    """Pack all that is known of JOB into one file, to ask somebody for help.
+def command(job: str | None, output: str | None, log_dir: Path | None, **options: object) -> int:
+    """Collect everything about JOB into one file, for a bug report.
 
-    JOB is a job's name, pod, script or folder: the job that is running here, else the newest
-    record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
-    says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
-    `stacks`). The job is not disturbed.
-    Of a job on several machines that runs and has a secret, it has a bundle of each other node; --node
-    chooses one, and --job asks from a host that runs no part of the job. Without a secret it has the ends of
-    the logs on other nodes, and what `doctor` measures there, as far as they fit into 32 KiB of each node.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job that runs here, or else the
+    newest job in --log_dir. The file contains the failure report, the event log, the end of each log, and the
+    checks of `doctor` on this node. For a running job it also contains the status, and the stacks of all
+    ranks (`why`, `stacks`). The job continues undisturbed.
 
-    Values that look secret are masked, as far as their names tell: look through it before you give it away.
+    If a running job on several nodes has a token, the file contains a support bundle of each other node.
+    --node chooses one node. --job works from a host outside of the job. Without a token, the file contains
+    the ends of the logs on other nodes and their `doctor` checks, at most 32 KiB from each node.
+
+    fleetrun masks values whose names look secret. Read the file before you share it.
 
     \b
     Examples:
@@ -88,9 +90,9 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
 
     \b
     Exit codes:
-      0    the file is written; what could not be had is told
-      1    there is no such job, or its store does not answer
-      2    the command line is wrong, or JOB fits several jobs
+      0    the file was written; it lists missing parts
+      1    no such job exists, or its store does not answer
+      2    the command line is wrong, or several jobs match JOB
       125  the file cannot be written
     """
     where = read_where(options, {"JOB": job, "--log_dir": log_dir})
@@ -119,8 +121,8 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
             bundles = ((f"node.{rank}.tar.gz", partial(_bundle_of, nodes, rank)) for rank in nodes.ranks)
             parts = chain(parts, bundles)
         for line in _write_bundle(to, name, parts):
-            remark(f"fleetrun: not in it: {printable(line)}")
-    print_file(to, "A bundle of the job, for a report of a problem. Look through it before you send it:")
+            remark(f"fleetrun: missing in the file: {printable(line)}")
+    print_file(to, "A support bundle of the job, for a bug report. Read it before you send it:")
     return 0
 
 
@@ -202,7 +204,7 @@ def _about(history: History) -> str:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(plain(value), indent=1) + "\n"
 
 

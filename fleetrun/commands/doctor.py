@@ -22,15 +22,15 @@ from fleetrun.envs.settings.job_file import load_job_file
 from fleetrun.envs.settings.options import NOTHING, JobFile
 from fleetrun.errors import UsageError
 
-_HELP = """Check this machine before a long job, and with --nnodes or --ips the other machines too.
+_HELP = """Check this node before a long job, and with --nnodes or --ips the other nodes too.
 
-OPTIONS are the launch options that you would type after `fleetrun`; SCRIPT is optional. The only process
-started is one that imports torch. Nothing is left behind.
+OPTIONS are the options of the job, as after `fleetrun`; SCRIPT is optional. The command starts only one
+process, which imports torch, and it removes everything that it creates.
 
 Each check passes, warns (the job will run, perhaps slowly) or fails (it will not run), and suggests a remedy.
-On several machines run the same command on each, as for a launch: they meet at --master under a separate name
-that does not disturb a running job, compare versions and options, and measure round trips, bandwidth and
-clocks between them.
+On several nodes, run the same command on each node, as for the job. The nodes join at --master under a
+separate name, so a running job continues undisturbed. They compare versions and options, and measure round
+trips, bandwidth and clocks.
 
 \b
 Examples:
@@ -42,7 +42,7 @@ Examples:
 
 \b
 Exit codes:
-  0    nothing failed
+  0    no check failed
   1    a check failed: the job would not run
   2    the options are wrong
   130  Ctrl-C

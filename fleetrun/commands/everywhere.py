@@ -14,17 +14,17 @@ import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import click
 
-from fleetrun.aliases import Fields, Integers
+from fleetrun.aliases import Document, Fields, Integers
 from fleetrun.commands.find import EndedJob
 from fleetrun.commands.output import remark
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
-from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_address
-from fleetrun.elastic.requests import Request
+from fleetrun.elastic.ask import ANSWER_WITHIN, Address, Guest, Received, read_address
+from fleetrun.elastic.ask_wire import Request
 from fleetrun.envs.contract import TOKEN, token_flaw
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen
@@ -42,7 +42,7 @@ MOST_OF_RECORD = 64 << 20
 _LONGEST_DOCUMENT = 64 << 20
 _PASSWORD = "FLEETRUN_ETCD_PASSWORD"
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 
 @frozen
@@ -68,7 +68,7 @@ def node_options(command: Decorated) -> Decorated:
     and `here`.
     """
     node = click.option(
-        "--node", type=click.IntRange(min=0), metavar="N", help="Only of node N of a job on several."
+        "--node", type=click.IntRange(min=0), metavar="N", help="Only node N, in a job on several nodes."
     )
     return node(job_options(command))
 
@@ -78,11 +78,11 @@ def job_options(command: Decorated) -> Decorated:
     options = (
         click.option(
             "--job", "url", metavar="URL",
-            help="From a host that runs no part of the job: HOST:PORT/JOB, or etcd://HOST:PORT/JOB.",
+            help="Address of a job on other hosts: HOST:PORT/JOB or etcd://HOST:PORT/JOB.",
         ),
         click.option(
             "--token_file", "--token-file", metavar="FILE",
-            help="The job's secret, for --job.  [default: FLEETRUN_TOKEN]",
+            help="File with the job's token, for --job.  [default: FLEETRUN_TOKEN]",
         ),
         click.option("--here", is_flag=True, hidden=True),
     )  # fmt: skip
@@ -98,6 +98,7 @@ class Nodes:
         """`own`: the rank of this node, which is skipped."""
         self._where = where
         self._own = own
+        self._address = address
         self._guest = Guest(address)
         self.ranks: Integers = ()
         self.trouble: dict[int, str] = {}
@@ -106,7 +107,7 @@ class Nodes:
         """Nodes that rejected an option."""
         self.nowhere: set[int] = set()
         """Nodes that have no such process."""
-        self._waiting: dict[int, list[Heard]] = {}
+        self._waiting: dict[int, list[Received]] = {}
 
     def __enter__(self) -> Nodes:
         """Connect to the store and choose the nodes. Raises LaunchError."""
@@ -140,7 +141,7 @@ class Nodes:
         except LaunchError as error:
             if not alone:
                 raise
-            remark(f"fleetrun: the other nodes cannot be asked: {printable(error.message)}")
+            remark(f"fleetrun: cannot ask the other nodes: {printable(error.message)}")
             return False
         return True
 
@@ -173,18 +174,23 @@ class Nodes:
             if not self._waiting[rank]:
                 self._receive(None)
                 continue
-            heard = self._waiting[rank].pop(0)
+            received = self._waiting[rank].pop(0)
             try:
-                if heard.piece is not None and heard.piece.data:
-                    yield heard.piece.data
+                if received.data:
+                    yield received.data
             finally:  # also if the caller stops reading early
-                self._settle(heard)
+                self._settle(received)
 
-    def documents(self, rank: int) -> Iterator[Any]:
+    def documents(self, rank: int) -> Iterator[object]:
         """Yield the JSON documents that node `rank` prints, one per line."""
         lines = Documents()
         for data in self.pieces(rank):
             yield from lines.of(data)
+
+    def answer(self, rank: int) -> Document | None:
+        """Return the last JSON object that node `rank` prints."""
+        found = [each for each in self.documents(rank) if isinstance(each, dict)]
+        return found[-1] if found else None
 
     def settle(self) -> None:
         """Wait until all nodes have answered, and drop their output."""
@@ -199,11 +205,34 @@ class Nodes:
         found = []
         for rank, there in list(self._waiting.items()):
             self._waiting[rank] = []
-            for heard in there:
-                if heard.piece is not None and heard.piece.data:
-                    found.append((rank, heard.piece.data))
-                self._settle(heard)
+            for received in there:
+                if received.data:
+                    found.append((rank, received.data))
+                self._settle(received)
         return found
+
+    @contextlib.contextmanager
+    def typing(self) -> Iterator[tuple[Callable[[], bytes], Callable[[bytes], None]]]:
+        """Yield a call that reads a line of the output, and a call that writes a line to the stdin of the
+        commands. Each connection has one request, so this opens another.
+        """
+        rest = b""
+
+        def read() -> bytes:
+            nonlocal rest
+            while b"\n" not in rest and self.open:
+                rest += b"".join(data for _, data in self.arrived(1.0))
+            line, newline, rest = rest.partition(b"\n")
+            return line + newline
+
+        def write(line: bytes) -> None:
+            typed.ask("type", {"into": self._guest.asking, "line": line.decode().rstrip("\n")})
+            typed.settle()
+            if typed.report():
+                raise ConnectionError
+
+        with Nodes(self._address, self._where, self._own) as typed:
+            yield read, write
 
     def whole(self, rank: int, file: IO[bytes], most: int) -> None:
         """Write the output of node `rank` to the file.
@@ -251,26 +280,28 @@ class Nodes:
         return UsageError.exit_code if self.trouble else 0
 
     def _receive(self, within: float | None) -> None:
-        heard = self._guest.hear(within)
-        while heard is not None:
-            if heard.rank in self._waiting:
-                self._waiting[heard.rank].append(heard)
-            heard = self._guest.hear(0.0)
+        received = self._guest.receive(within)
+        while received is not None:
+            if received.rank in self._waiting:
+                self._waiting[received.rank].append(received)
+            received = self._guest.receive(0.0)
 
-    def _settle(self, heard: Heard) -> None:
+    def _settle(self, received: Received) -> None:
         """Acknowledge one piece of output, and note how the command of its node ended."""
-        self._guest.take(heard)
-        piece = heard.piece
-        if heard.gone and not heard.over:
-            self.trouble[heard.rank] = heard.gone
+        self._guest.take(received)
+        piece = received.piece
+        if received.ended:
+            self.trouble[received.rank] = received.ended
         elif piece is not None and piece.code == NO_SUCH_PROCESS:
-            self.nowhere.add(heard.rank)
+            self.nowhere.add(received.rank)
         elif piece is not None and piece.code:
-            self.trouble[heard.rank] = _one_line(piece.error) or f"its command has ended with {piece.code}"
+            self.trouble[received.rank] = (
+                _one_line(piece.error) or f"its command ended with exit code {piece.code}"
+            )
             if piece.code == UsageError.exit_code:
-                self._wrong.add(heard.rank)
-        if heard.gone or (piece is not None and piece.code is not None):
-            self._waiting.pop(heard.rank, None)
+                self._wrong.add(received.rank)
+        if received.last:
+            self._waiting.pop(received.rank, None)
 
 
 @dataclass(slots=True)
@@ -279,7 +310,7 @@ class Documents:
 
     _rest: bytes = field(default=b"")
 
-    def of(self, data: bytes) -> Iterator[Any]:
+    def of(self, data: bytes) -> Iterator[object]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest if len(self._rest) < _LONGEST_DOCUMENT else b""
         for line in lines:
@@ -301,7 +332,7 @@ def _user() -> str:
 
 
 def own_rank(found: EndedJob | Running) -> int | None:
-    """Return the rank of this node. None if the job runs on one node or has ended."""
+    """Return the rank of this node. Return None if the job runs on one node or has ended."""
     if isinstance(found, EndedJob):
         return None
     nodes = objects_in(found.status, "nodes")
@@ -317,7 +348,7 @@ def nodes_of(found: EndedJob | Running, where: Where, *, secret: bool = False) -
     own = own_rank(found)
     if own is None:
         if where.node:
-            raise UsageError(f"no node {where.node}: this job has one node, 0, or does not run")
+            raise UsageError(f"no node {where.node}: this job has only node 0, or does not run")
         return None
     if where.here or where.node == own:
         return None
@@ -330,12 +361,12 @@ def nodes_of(found: EndedJob | Running, where: Where, *, secret: bool = False) -
 def _address_of(found: EndedJob | Running) -> Address:
     assert isinstance(found, Running)
     try:
-        said = ask(found.socket, {"ask": "store"}, _TIMEOUT)
+        store = ask(found.socket, {"ask": "store"}, _TIMEOUT)
     except NoAnswer as silence:
-        raise LaunchError(f"the other nodes cannot be asked: {silence}") from None
-    if said.get("password"):
-        os.environ[_PASSWORD] = str(said["password"])
-    return Address(master=str(said["master"]), job=str(said["job"]), token=str(said["token"]))
+        raise LaunchError(f"cannot ask the other nodes: {silence}") from None
+    if store.get("password"):
+        os.environ[_PASSWORD] = str(store["password"])
+    return Address(**{name: str(store[name]) for name in ("master", "job", "token")})
 
 
 def nodes_at(where: Where) -> Nodes:
@@ -351,7 +382,7 @@ def _token(file: str | None) -> str:
         try:
             token = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{source} cannot be read: {error}") from None
+            raise UsageError(f"cannot read {source}: {error}") from None
     flaw = token_flaw(token, source) if token or file is not None else None
     if flaw is not None:
         raise UsageError(flaw)
@@ -363,7 +394,9 @@ def read_where(options: Fields, others: Mapping[str, object]) -> Where:
     where = Where(**options)
     given = [name for name, value in others.items() if value is not None]
     if where.url is not None and given:
-        raise UsageError(f"--job names the job: {given[0]} cannot be given with it")
+        raise UsageError(f"--job already names the job. Leave out {given[0]}")
     if where.url is None and where.token_file is not None:
-        raise UsageError("--token_file is for --job: a job that runs here tells its secret to its user")
+        raise UsageError(
+            "--token_file is for --job only. A job that runs here passes its token to your commands"
+        )
     return where

@@ -13,7 +13,10 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
+from datetime import time as clock_time
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -90,8 +93,8 @@ def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob
     found = matching_jobs(word, there)
     if not found:
         raise NoJobError(
-            f"no job {_quoted(word)}has a record in {place}" if word else f"no job has a record in {place}",
-            hint=_listing(there) or "Use --log_dir to name the folder with the logs of the job.",
+            f"no job {_quoted(word)}has an event log in {place}",
+            hint=_listing(there) or "Use --log_dir to name the directory with the logs of the job.",
         )
     return found[0] if len({each.job for each in found}) == 1 or word is None else _only(word, found)
 
@@ -107,13 +110,15 @@ def find_any(word: str | None = None, log_dir: Path | None = None) -> EndedJob |
     try:
         return find_ended(word, log_dir)
     except NoJobError as none:
-        where = "" if log_dir else "Use --log_dir to name the folder with the logs of a job that has ended."
+        where = (
+            "" if log_dir else "Use --log_dir to name the directory with the logs of a job that has ended."
+        )
         near = _did_you_mean(word, [*there, *ended_jobs(log_dir or LOG_DIR, set())])
         hint = "\n".join(filter(None, (near, _listing(there), where))) or None
         raise NoJobError(f"no such job is running here, and {none.message}", hint=hint) from None
 
 
-def still_running(word: str | None, log_dir: Path | None = None) -> Running | None:
+def still_running(word: str | None, log_dir: Path | None) -> Running | None:
     """Return the running job that `word` matches, else None. Raises UsageError if several jobs match."""
     return _running_match(word, _running_in(log_dir), log_dir)
 
@@ -160,7 +165,7 @@ def titled(job: str, script: str, pod: str) -> str:
 def describe_end(job: Running) -> str:
     """Describe how the job ended, such as `: got SIGTERM, exit code 143`.
 
-    Empty if the event log does not show it.
+    Return "" if the event log does not show it.
     """
     try:
         history = read(job.record)
@@ -186,8 +191,8 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     if os.sep in word or word in (".", ".."):
         return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
     scripts = [each for each in jobs if word in _scripts(each) or word == Path(each.cwd or "/").name]
-    begun = [each for each in jobs if any(name.startswith(word) for name in _names(each))]
-    return _whole(word, jobs) or scripts or begun
+    prefixed = [each for each in jobs if any(name.startswith(word) for name in _names(each))]
+    return _whole(word, jobs) or scripts or prefixed
 
 
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
@@ -202,7 +207,7 @@ def _names(job: EndedJob | Running) -> Strings:
 
 def _check(word: str) -> None:
     if not word:
-        raise UsageError("JOB is empty", hint="Is a variable of the shell not set?")
+        raise UsageError("JOB is empty", hint="Check that the shell variable behind it is set.")
 
 
 def _scripts(job: EndedJob | Running) -> Strings:
@@ -244,13 +249,13 @@ def ended_jobs(place: Path, running_pods: set[str]) -> list[EndedJob]:
                     log_dir=place,
                     record=path,
                     written=modified(path),
-                    **_begun_as(path),
+                    **_started_as(path),
                 )
             )
     return found
 
 
-def _begun_as(path: Path) -> dict[str, str]:
+def _started_as(path: Path) -> dict[str, str]:
     try:
         launch = glance(path, end=False).launch
     except UnreadableError:
@@ -267,7 +272,7 @@ def _only(word: str | None, found: Sequence[Job]) -> Job:
     if len(found) == 1:
         return found[0]
     what = f"{_quoted(word)}fits {len(found)} jobs" if word else f"{len(found)} jobs are running here"
-    fields = (("its pod", "pod"), ("script", "script"), ("folder", "cwd"))
+    fields = (("its pod", "pod"), ("script", "script"), ("directory", "cwd"))
     differ = [name for name, field in fields if len({getattr(each, field) for each in found}) == len(found)]
     raise UsageError(f"{what}; name one by {parsing.either(tuple(differ))}", hint=_list(found))
 
@@ -286,7 +291,7 @@ def _none(word: str | None, there: Sequence[Running]) -> NoJobError:
     what, shown = f"no job {_quoted(word)}is running here", ""
     if word is None and (past := records(LOG_DIR)):
         ago = describe_duration(time.time() - (modified(past[0]) or 0.0))
-        what = f"the job of this folder ended {ago} ago"
+        what = f"the job of this directory ended {ago} ago"
     if word is None or not there or _has_record(word, LOG_DIR):
         report = " ".join(filter(None, ("fleetrun report", word and shlex.quote(printable(word)))))
         shown = f"`{report}` shows how a job ended."
@@ -336,8 +341,8 @@ def history_of(found: EndedJob | Running) -> History:
         history = read(path)
     except UnreadableError as error:
         raise NoJobError(
-            f"the record of {found.job or found.pod} cannot be read: {error}",
-            hint="It is in the folder of the logs, which --log_dir names.",
+            f"the event log of {found.job or found.pod} cannot be read: {error}",
+            hint="The event log is in the directory of the logs, which --log_dir names.",
         ) from None
     if history.running is None and isinstance(found, Running):
         # The disk of the event log has no file locks, but the launcher answered.
@@ -379,10 +384,6 @@ _ROLE_NAMES = {
     "heter_worker": "heter",
     "hook": "pre_hook",
 }
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
-_AGO = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(s|m|min|h|d|)(?:\s+ago)?", re.ASCII)
-_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
-_CLOCK = ("%H:%M:%S", "%H:%M")
 _MOST_NODES = 8  # in a message
 
 
@@ -400,7 +401,7 @@ def choose_processes(
     """
     if not there:
         raise UsageError(
-            "the record of this job lists no processes", hint="Its logs are the files in --log_dir."
+            "the event log of this job lists no processes", hint="Its logs are the files in --log_dir."
         )
     roles = _roles(role, {each.role for each in there}) if role is not None else None
     if roles is None and rank is not None:
@@ -450,7 +451,7 @@ def _roles(text: str, there: set[str]) -> set[str]:
     unknown = roles - there - {"trainer", "ps", "heter", "coordinator", "pre_hook", "evaluator"}
     if unknown:
         raise UsageError(
-            f"--role {text}: there is no such role", hint=f"This job has: {', '.join(sorted(there))}."
+            f"--role {text}: this job has no such role", hint=f"This job has: {', '.join(sorted(there))}."
         )
     return roles
 
@@ -464,10 +465,10 @@ def _ranks(text: str) -> frozenset[int]:
 
 def parse_ago(text: str, option: str) -> float:
     """Parse a duration such as `30s`, `10m`, `2h` or `1d` into seconds. Raises UsageError."""
-    ago = _AGO.fullmatch(text.strip())
-    if ago is None:
-        raise UsageError(f"{option} {text}: use a time such as 12h or 30d")
-    return float(ago[1]) * _UNITS[ago[2]]
+    try:
+        return parsing.seconds(text.strip())
+    except parsing.InvalidValue:
+        raise UsageError(f"{option} {text}: use a time such as 12h or 30d") from None
 
 
 def parse_since(text: str, now: float) -> float:
@@ -475,26 +476,16 @@ def parse_since(text: str, now: float) -> float:
 
     Raises UsageError.
     """
-    ago = _AGO.fullmatch(text.strip())
-    if ago is not None:
-        return now - float(ago[1]) * _UNITS[ago[2]]
-    for form in _FORMATS:
-        parsed = _parsed(text, form)
-        if parsed is not None:
-            return parsed
-    today = time.strftime("%Y-%m-%d", time.localtime(now))
-    for form in _CLOCK:
-        parsed = _parsed(f"{today} {text}", f"%Y-%m-%d {form}")
-        if parsed is not None:
-            return parsed if parsed <= now else parsed - 86400
+    text = text.strip()
+    with suppress(parsing.InvalidValue):
+        return now - parsing.seconds(text.removesuffix("ago").rstrip())
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    with suppress(ValueError):
+        clock = clock_time.fromisoformat(text if text[1:2] != ":" else f"0{text}")
+        moment = datetime.combine(datetime.fromtimestamp(now), clock).timestamp()
+        return moment if moment <= now else moment - 86400
     raise UsageError(f"--since {text}: use 30s, 10m, 2h or 1d (ago), 07:15, or '2026-11-22 07:15'")
-
-
-def _parsed(text: str, form: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text.strip(), form))
-    except (ValueError, OverflowError):
-        return None
 
 
 # ---- Shell completion of JOB.
@@ -536,8 +527,8 @@ any_job = click.argument("job", required=False, shell_complete=complete_jobs)
 _log_dir_option = partial(
     click.option, "--log_dir", "--log-dir", type=click.Path(path_type=Path), metavar="DIR"
 )
-logs_of_job = _log_dir_option(help="The folder with the logs of the job.  [default: log]")
-logs_of_launches = _log_dir_option(help="The --log_dir of the launches.  [default: log]")
+logs_of_job = _log_dir_option(help="Directory with the logs of the job.  [default: log]")
+logs_of_launches = _log_dir_option(help="Directory with the logs of the jobs.  [default: log]")
 
 interval_option = partial(
     click.option, "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS"

@@ -19,7 +19,7 @@ def _words(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
 def command(word: str | None) -> int:
     """Explain a topic, with the text of the documentation, or a command.
 
-    Without a word, the topics and commands that there are.
+    Without WORD, the command lists all topics and commands.
 
     \b
     Examples:
@@ -34,7 +34,7 @@ def command(word: str | None) -> int:
     elif word == "run":
         text = help.long_help(width or 80, style)
     elif word not in help.WORDS and (program := verbs.program_of(word)) is not None:
-        text = f"fleetrun {word} is the program {program}; `fleetrun {word} --help` asks it.\n"
+        text = f"fleetrun {word} is the program {program}; `fleetrun {word} --help` runs it.\n"
     elif word not in help.WORDS and (word in verbs.VERBS or plugins.is_command(word)):
         text = _of_command(word, width)
     else:

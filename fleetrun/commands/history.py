@@ -41,16 +41,17 @@ _COLUMNS = (
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="So many, the newest."
+    "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="Number of newest jobs to list."
 )
 @logs_of_launches
 @json_option(help="Print one JSON list, newest first.")
 def command(job: str | None, most: int, log_dir: Path | None, in_json: bool) -> int:
-    """List the jobs that ran with their logs here, running ones too: when each began, its script, how long it
-    ran, the last step and loss of its trainers, and how it ended.
+    """List the jobs with logs in --log_dir, including running jobs: when each job started, its script, how
+    long it ran, the last step and loss of its trainers, and how it ended.
 
-    JOB limits the list to a job's name, pod or script. The newest is the last line. `fleetrun report POD`
-    tells more about one, `fleetrun again POD` launches it again, `fleetrun prune` deletes old ones.
+    JOB limits the list to a job's name, run ID (pod) or script. The newest job is the last line. With the pod
+    of a job, `fleetrun report POD` shows more, and `fleetrun again POD` starts it again. `fleetrun prune`
+    deletes old logs.
 
     \b
     Examples:
@@ -61,13 +62,15 @@ def command(job: str | None, most: int, log_dir: Path | None, in_json: bool) -> 
     \b
     Exit codes:
       0  the list is printed
-      1  there is no such job
+      1  no such job exists
     """
     place = log_dir or LOG_DIR
     found = matching_jobs(job, ended_jobs(place, set()))
     if not found:
         named = f" {printable(job)!r}" if job else ""
-        raise NoJobError(f"no job{named} has a record in {place}", hint="--log_dir names another folder.")
+        raise NoJobError(
+            f"no job{named} has an event log in {place}", hint="Use --log_dir to choose another directory."
+        )
     seen = [each for job_ in found[:most] if (each := _seen(job_)) is not None]
     if in_json:
         print_json([_as_json(each) for each in seen])
@@ -90,7 +93,7 @@ def how_it_ended(launch: Glance) -> str:
     if launch.over is None and launch.running:
         return "running"
     if not launch.launch or (launch.over is not None and not isinstance(launch.over.get("code"), int)):
-        return "its record is damaged"
+        return "its event log is damaged"
     if launch.over is None:
         return "killed with its launcher"
     code, reason = launch.over.get("code"), str(launch.over.get("reason") or "")
@@ -100,15 +103,15 @@ def how_it_ended(launch: Glance) -> str:
         return f"stopped: {reason}, exit code {code}"
     report = launch.over.get("report")
     cause = str(report[-1]).strip() if isinstance(report, list) and report else ""
-    said = cause if cause.strip("=") else reason
-    return f"exit code {code}{f': {said}' if said else ''}"
+    text = cause if cause.strip("=") else reason
+    return f"exit code {code}{f': {text}' if text else ''}"
 
 
 def _row(launch: Glance, now: float, named: bool) -> list[Cell]:
     began, progress = _began(launch), launch.progress or {}
     restarts = number((launch.over or {}).get("restarts"))
     step, loss = number(progress.get("step")), number(progress.get("loss"))
-    ended = now if launch.running and launch.over is None else launch.heard
+    ended = now if launch.running and launch.over is None else launch.last_seen
     failed = launch.over is None or not (launch.over.get("code") == 0 or was_stopped(launch.over))
     style = "" if launch.running else "red" if failed else "green"
     return [
@@ -135,7 +138,7 @@ def _as_json(launch: Glance) -> Document:
         "pod": launch.pod,
         **picked(launch.launch, "script", "cwd", "mode"),
         "began": _began(launch),
-        "ended": None if launch.running and not over else launch.heard or None,
+        "ended": None if launch.running and not over else launch.last_seen or None,
         "running": launch.running,
         **picked(over, "code", "reason", "restarts"),
         "step": number(progress.get("step")),

@@ -25,7 +25,7 @@ Exit codes:
 
 
 @click.command(help=_HELP, context_settings={"max_content_width": 100})
-@click.option("--script", default="train.py", show_default=True, help="The script of the job.")
+@click.option("--script", default="train.py", show_default=True, help="Script of the job.")
 @click.argument("file", default="job.toml")
 def command(file: str, script: str) -> int:
     text = template(script)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Callback, Document, Fields
 from fleetrun.commands.everywhere import Documents, Nodes, Where, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
@@ -36,34 +36,24 @@ _LINES = 200
 _CHUNK = 64 << 10
 
 
-class StatusThread(threading.Thread):
-    """Passes each status of the launcher to `tell`, and None once the job has ended.
+def follow(
+    watch: StatusWatch | RemoteWatch,
+    interval: float,
+    show: Callable[[Status | None], object],
+    over: threading.Event,
+) -> None:
+    """Pass each status of the launcher to `show`, and None once the job has ended. Return when `over` is set.
 
-    `tell` runs in this thread, so a launcher that does not answer blocks only this thread.
+    Call it in a separate thread, because a launcher may not answer.
     """
-
-    def __init__(
-        self, watch: StatusWatch | RemoteWatch, interval: float, tell: Callable[[Status | None], None]
-    ) -> None:
-        super().__init__(name="status", daemon=True)
-        self._watch = watch
-        self._interval = interval
-        self._tell = tell
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._over.is_set():
-            due = time.monotonic() + self._interval
-            status = self._watch.look()
-            if self._over.is_set():
-                return
-            self._tell(status)
-            if status is None:
-                return
-            self._over.wait(max(0.0, due - time.monotonic()))
-
-    def end(self) -> None:
-        self._over.set()
+    due = 0.0
+    while not over.wait(max(0.0, due - time.monotonic())):
+        due = time.monotonic() + interval
+        status = watch.look()
+        if not over.is_set():
+            show(status)
+        if status is None:
+            return
 
 
 def end_of(job: Running, last: Fields) -> tuple[str, Status]:
@@ -72,9 +62,9 @@ def end_of(job: Running, last: Fields) -> tuple[str, Status]:
     """
     if not job.pod:
         if job.silence:
-            lost = f"{job.job} is not watched any more, and may still run: {job.silence}"
+            lost = f"lost the connection to {job.job}, which may still run: {job.silence}"
             return lost, dict(last)
-        sentence = f"{job.job} has ended; `fleetrun report` on one of its nodes tells how"
+        sentence = f"{job.job} has ended; `fleetrun report` on one of its nodes shows how"
     else:
         sentence = f"{job_title(job)} has ended{describe_end(job)}"
     exits: dict[str, Fields] = {}
@@ -97,13 +87,13 @@ def end_of(job: Running, last: Fields) -> tuple[str, Status]:
 
 
 def _ended(one: Status, exit: Fields | None) -> Status:
-    gone = dict.fromkeys(("pid", "cpu", "memory", "gpu", "gpu_memory", "rate", "left"))
+    blank = dict.fromkeys(("pid", "cpu", "memory", "gpu", "gpu_memory", "rate", "left"))
     code = None if exit is None else exit.get("code")
     if code is not None:
         state = "completed" if code == 0 else "failed"
     else:
         state = "ended" if one.get("alive") is True else str(one.get("state"))
-    return {**one, **gone, "alive": False, "state": state, "exit": one.get("exit") if code is None else code}
+    return {**one, **blank, "alive": False, "state": state, "exit": one.get("exit") if code is None else code}
 
 
 # ---- A job that may run on other hosts only
@@ -122,36 +112,36 @@ class RemoteWatch:
         self._documents = {rank: Documents() for rank in nodes.ranks}
         self._latest: dict[int, tuple[Status, float]] = {}
         """The last answer of each node, and its time."""
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
         nodes.ask("status", {"json": True, "watch": True, "interval": interval}, math.inf)
 
     @property
     def silent_for(self) -> float:
         """Seconds since the last answer of any node."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_seen
 
     def look(self) -> Status | None:
         """Return the newest status.
 
-        None if all nodes have left the job or stopped answering. `job.silence` then holds the reason.
+        Return None if all nodes have left the job or stopped answering. `job.silence` then holds the reason.
         """
         for rank, data in self._nodes.arrived(0.0):
-            for said in self._documents[rank].of(data):
-                if isinstance(said, dict):
-                    self._heard = time.monotonic()
-                    self._latest[rank] = said, self._heard
+            for document in self._documents[rank].of(data):
+                if isinstance(document, dict):
+                    self._last_seen = time.monotonic()
+                    self._latest[rank] = document, self._last_seen
         if not self._nodes.open:
             if self._nodes.trouble:
                 why = "; ".join(dict.fromkeys(self._nodes.trouble.values()))
                 self.job = replace(self.job, silence=why)
             return None
-        latest = {rank: said for rank, (said, _) in self._latest.items()}
+        latest = {rank: document for rank, (document, _) in self._latest.items()}
         silent = "no node of the job answers" if self.silent_for > _SILENT + 2 * self._interval else None
         return {**status_of_nodes(self._nodes, latest, self._silence), "silent": silent}
 
     def _silence(self, rank: int) -> str | None:
-        heard = self._latest[rank][1] if rank in self._latest else None
-        age = self.silent_for if heard is None else time.monotonic() - heard
+        last_seen = self._latest[rank][1] if rank in self._latest else None
+        age = self.silent_for if last_seen is None else time.monotonic() - last_seen
         return f"no answer for {age:.0f} s" if age > _SILENT + 2 * self._interval else None
 
 
@@ -193,7 +183,7 @@ class Asked:
 
         Return a sentence for the user about the result.
         """
-        name = str(one.said.get("name"))
+        name = str(one.fields.get("name"))
         try:
             if self.where.url is None and (not one.node or str(own_rank(self.job)) == one.node):
                 ask(self.job.socket, {"ask": "restart", "name": name}, _TIMEOUT)
@@ -223,31 +213,29 @@ def _which(one: Process) -> list[str]:
     return [f"--role={one.role}", *rank, *node]
 
 
-class Subcommand(threading.Thread):
-    """Runs `fleetrun WORDS` and passes its output, with errors, to `tell` in this thread. If `tell` blocks,
+def start_command(words: list[str], show: Callable[[bytes], None]) -> Callback:
+    """Run `fleetrun WORDS`, and pass its output, with errors, to `show` in another thread. If `show` blocks,
     the command waits.
+
+    Return a function that kills the command. The job continues.
     """
+    secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job on other hosts
+    process = subprocess.Popen(
+        helper_command("fleetrun", *words),
+        env={**helper_environment(), **secret},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    output = process.stdout
 
-    def __init__(self, words: list[str], tell: Callable[[bytes], None]) -> None:
-        super().__init__(name=words[0], daemon=True)
-        self._tell = tell
-        secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job on other hosts
-        self._process = subprocess.Popen(
-            helper_command("fleetrun", *words),
-            env={**helper_environment(), **secret},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    def read_output() -> None:
+        with output:
+            while data := os.read(output.fileno(), _CHUNK):
+                show(data)
+        process.wait()
 
-    def run(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as out:
-            while data := os.read(out.fileno(), _CHUNK):
-                self._tell(data)
-        self._process.wait()
-
-    def end(self) -> None:
-        """Kill this command. The job continues."""
-        self._process.kill()
+    threading.Thread(target=read_output, name=words[0], daemon=True).start()
+    return process.kill

@@ -9,13 +9,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.output import Cell, Column, NumberColumn, percent
+from fleetrun.commands.output import Cell, Column, NumberColumn
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short, format_speed
+from fleetrun.decoding import whole_in
 from fleetrun.frozen import frozen
 from fleetrun.record.journal import objects_in
 
@@ -85,28 +85,27 @@ class Process:
     node: str
     host: str
     """Name of its node. Empty in a job on one node."""
-    said: Fields
+    fields: Fields
     """Fields of the process in the status of its launcher."""
     answered: float
     memory: Memory
 
     @property
     def key(self) -> Key:
-        return self.node, text_of(self.said, "name")
+        return self.node, text_of(self.fields, "name")
 
     @property
     def role(self) -> str:
-        return text_of(self.said, "role")
+        return text_of(self.fields, "role")
 
     @property
     def rank(self) -> int | None:
         """The rank. None if the status has no valid rank."""
-        rank = self.said.get("rank")
-        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+        return whole_in(self.fields.get("rank"))
 
     @property
     def alive(self) -> bool:
-        return self.said.get("alive") is True
+        return self.fields.get("alive") is True
 
     @property
     def title(self) -> str:
@@ -127,43 +126,43 @@ class Processes:
         silent = {text_of(each, "rank") for each in objects_in(status, "nodes") if each.get("silent")}
         hosts = {text_of(each, "rank"): text_of(each, "title") for each in objects_in(status, "nodes")}
         found: dict[Key, Process] = {each.key: each for each in self.all if each.node in silent}
-        for node, answer, said in views.processes(status):
-            key = node, text_of(said, "name")
+        for node, answer, fields in views.processes(status):
+            key = node, text_of(fields, "name")
             memory = self._memories.setdefault(key, Memory())
-            memory.step_time.add(number_of(said, "step_seconds"), now)
-            memory.late.add(number_of(said, "late"), now)
+            memory.step_time.add(number_of(fields, "step_seconds"), now)
+            memory.late.add(number_of(fields, "late"), now)
             host = hosts.get(node, "")
-            found[key] = Process(node, host, said, views.answer_time(answer), memory)
+            found[key] = Process(node, host, fields, views.answer_time(answer), memory)
         self._memories = {key: self._memories[key] for key in found}
         self.all = sorted(found.values(), key=_by_rank)
 
 
 # ---- Order
 
-Order = Callable[[Process], tuple[Any, ...]]
+Order = Callable[[Process], tuple[object, ...]]
 
 
-def _by_rank(one: Process) -> tuple[Any, ...]:
+def _by_rank(one: Process) -> tuple[object, ...]:
     rank = one.rank
-    return one.role != "trainer", one.role, rank is None, rank or 0, one.node, text_of(one.said, "name")
+    return one.role != "trainer", one.role, rank is None, rank or 0, one.node, text_of(one.fields, "name")
 
 
 def _by(name: str, sign: int) -> Order:
     """Order processes by one number. Missing values come last."""
 
-    def order(one: Process) -> tuple[Any, ...]:
-        value = number_of(one.said, name)
+    def order(one: Process) -> tuple[object, ...]:
+        value = number_of(one.fields, name)
         return math.inf if value is None else sign * value, *_by_rank(one)
 
     return order
 
 
-def _unusual_first(one: Process) -> tuple[Any, ...]:
-    state = text_of(one.said, "state")
+def _unusual_first(one: Process) -> tuple[object, ...]:
+    state = text_of(one.fields, "state")
     return state in ("ready", "running", "completed"), state in ("running", "completed"), *_by_rank(one)
 
 
-def _node_first(one: Process) -> tuple[Any, ...]:
+def _node_first(one: Process) -> tuple[object, ...]:
     return int(one.node) if one.node.isdecimal() else -1, *_by_rank(one)
 
 
@@ -201,7 +200,7 @@ def _test(word: str) -> Callable[[Process], bool]:
     if equals and name == "rank":
         return lambda one: _in_range(str(one.rank), value)
     if equals and name in ("role", "state"):
-        return lambda one: value in text_of(one.said, name).lower()
+        return lambda one: value in text_of(one.fields, name).lower()
     if re.fullmatch(r"\d+(-\d*)?", word):
         return lambda one: _in_range(str(one.rank), word)
     return lambda one: word in _words_of(one)
@@ -217,9 +216,9 @@ def _in_range(number: str, value: str) -> bool:
 
 
 def _words_of(one: Process) -> str:
-    said = one.said
-    parts = (one.title, one.role, one.host, text_of(said, "name"), text_of(said, "state"))
-    return " ".join((*parts, views.activity_or_last_line(said))).lower()
+    fields = one.fields
+    parts = (one.title, one.role, one.host, text_of(fields, "name"), text_of(fields, "state"))
+    return " ".join((*parts, views.activity_or_last_line(fields))).lower()
 
 
 # ---- A line
@@ -253,25 +252,24 @@ def title_of(order: str) -> str:
 
 def cells(one: Process, slowest: float) -> list[Cell]:
     """Return the cells for COLUMNS. `slowest`: the step time, in seconds, of a bar with full height."""
-    said = one.said
-    state, loss, late = text_of(said, "state"), views.loss_of(said), number_of(said, "late")
-    started, attempt = number_of(said, "started"), number_of(said, "attempt")
+    fields = one.fields
+    late, started, attempt = (number_of(fields, name) for name in ("late", "started", "attempt"))
     return [
         one.node,
         "server" if one.role == "ps" else one.role,
         "" if one.rank is None else str(one.rank),
-        (views.state_of(said), views.STYLES.get(state, "")),
-        views.step_of(said),
-        formatted(format_seconds, number_of(said, "step_seconds")),
+        views.state_cell(fields),
+        views.step_of(fields),
+        formatted(format_seconds, number_of(fields, "step_seconds")),
         (one.memory.step_time.bars(slowest), "cyan"),
-        (percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
+        (formatted("{:.0%}".format, late), "yellow" if late and late >= 0.1 else ""),
         (one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
-        (loss, "red" if loss in views.NO_NUMBERS else ""),
-        *views.usage_cells(said),
+        views.loss_cell(fields),
+        *views.usage_cells(fields),
         format_duration(one.answered - started) if started is not None and one.alive else "",
         "" if not attempt else f"{attempt:g}",
-        text_of(said, "pid"),
-        (views.activity_or_last_line(said), "dim"),
+        text_of(fields, "pid"),
+        (views.activity_or_last_line(fields), "dim"),
     ]
 
 
@@ -292,8 +290,10 @@ def format_seconds(seconds: float) -> str:
 
 def newest(there: Sequence[Process]) -> Process | None:
     """Return the trainer with the highest step."""
-    trainers = [each for each in there if each.role == "trainer" and number_of(each.said, "step") is not None]
-    return max(trainers, key=lambda each: number_of(each.said, "step") or 0, default=None)
+    trainers = [
+        each for each in there if each.role == "trainer" and number_of(each.fields, "step") is not None
+    ]
+    return max(trainers, key=lambda each: number_of(each.fields, "step") or 0, default=None)
 
 
 def progress_text(there: Sequence[Process]) -> str:
@@ -303,13 +303,13 @@ def progress_text(there: Sequence[Process]) -> str:
     first = newest(there)
     if first is None:
         return ""
-    step, of = number_of(first.said, "step") or 0, number_of(first.said, "of")
+    step, of = number_of(first.fields, "step") or 0, number_of(first.fields, "of")
     parts = [f"step {step:,}" + (f" of {of:,} ({100 * step / of:.0f} %)" if of else "")]
-    if (left := number_of(first.said, "left")) is not None:
+    if (left := number_of(first.fields, "left")) is not None:
         parts.append(f"{format_duration(left)} left")
-    if loss := views.loss_of(first.said):
+    if loss := views.loss_of(first.fields):
         parts.append(f"loss {loss}")
-    rates = (number_of(each.said, "rate") for each in there)
-    if speed := format_speed(rates, number_of(first.said, "step_seconds")):
+    rates = (number_of(each.fields, "rate") for each in there)
+    if speed := format_speed(rates, number_of(first.fields, "step_seconds")):
         parts.append(speed)
     return ", ".join(parts)

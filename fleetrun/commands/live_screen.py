@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -24,16 +24,16 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.geometry import Size
-from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, RichLog, Static
 
+from fleetrun.aliases import Callback
 from fleetrun.commands import live_rows, live_tables, views
 from fleetrun.commands.everywhere import Where
 from fleetrun.commands.find import job_title
-from fleetrun.commands.live_job import Asked, RemoteWatch, Status, StatusThread, Subcommand, end_of
+from fleetrun.commands.live_job import Asked, RemoteWatch, Status, end_of, follow, start_command
 from fleetrun.commands.live_rows import COLUMNS, ORDERS, Process, Processes
 from fleetrun.commands.output import cell_text, cut, filled, table
 from fleetrun.commands.status import StatusWatch
@@ -56,7 +56,6 @@ class Ranks(ScrollView, can_focus=True):
     """The list of processes. It draws only the visible rows, however many processes exist."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "Details"),
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
@@ -64,9 +63,6 @@ class Ranks(ScrollView, can_focus=True):
         Binding("home,g", "move(-1000000)", show=False),
         Binding("end,G", "move(1000000)", show=False),
     ]
-
-    class Opened(Message):
-        """The user opened the chosen process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,10 +95,6 @@ class Ranks(ScrollView, can_focus=True):
 
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.size.height - 2))
-
-    def action_open(self) -> None:
-        if self.chosen is not None:
-            self.post_message(self.Opened())
 
     def on_click(self, event: events.Click) -> None:
         line = int(self.scroll_offset.y) + event.y - 1
@@ -171,19 +163,19 @@ class Confirm(ModalScreen[bool]):
 _HELP = """\
 up, down, page up, page down, home, end: choose a process
 
-Enter  its stack and its log; u takes the stack again
-s, S   the next order: rank, node, state, step, step time, lateness, CPU,
-       memory; the other way round
-/      show only what fits all words: node=0-3, rank=7, role=ps,
+Enter  show the stack and the log of the process; u takes the stack again
+s, S   change the order: rank, node, state, step, step time, lateness, CPU,
+       memory; S goes back
+/      show only lines that match all words: node=0-3, rank=7, role=ps,
        state=failed, 12 or 8-15 (ranks), a part of the line; Escape: all
-t      tables of the parameter servers
-r      start the process again; in a collective job all, on all nodes
-x      stop the job; once more kills it at once
+t      show the tables of the parameter servers
+r      restart the process; in a collective job all processes of all nodes
+x      stop the job; press it again to kill the job immediately
 q      quit; the job continues
 
-The bars are STEP TIME of the last two minutes, and LATE (the part of the
-time for which others wait) of the last eight; all have the same scale.
-CPU, memory and GPU are known for this machine; with --job for all."""
+The bars show STEP TIME of the last two minutes, and LATE (the share of the
+time that others wait) of the last eight. All bars have the same scale.
+CPU, memory and GPU are those of this node, or with --job of all nodes."""
 
 
 class Help(ModalScreen[None]):
@@ -222,7 +214,7 @@ class Details(Screen[None]):
         super().__init__()
         self._asked = asked
         self.one = one
-        self._commands: list[Subcommand] = []
+        self._kills: list[Callback] = []
 
     def compose(self) -> ComposeResult:
         yield Static(id="about")
@@ -239,8 +231,8 @@ class Details(Screen[None]):
         self._run(self._asked.logs(self.one), "#log")
 
     def on_unmount(self) -> None:
-        for each in self._commands:
-            each.end()
+        for kill in self._kills:
+            kill()
 
     def take(self, one: Process) -> None:
         """Show the newest fields of the process."""
@@ -259,7 +251,7 @@ class Details(Screen[None]):
         log = self.query_one("#stack", RichLog)
         log.clear()
         if not self.one.alive:
-            log.write(Text("it does not run"))
+            log.write(Text("the process does not run"))
             return
         self._run(self._asked.stacks(self.one), "#stack")
 
@@ -271,12 +263,10 @@ class Details(Screen[None]):
     def _run(self, words: list[str], into: str) -> None:
         lines = _Lines()
 
-        def tell(data: bytes) -> None:
+        def show(data: bytes) -> None:
             self.app.call_from_thread(self._add, into, lines.of(data))
 
-        command = Subcommand(words, tell)
-        self._commands.append(command)
-        command.start()
+        self._kills.append(start_command(words, show))
 
     def _add(self, into: str, lines: list[Text]) -> None:
         if self.is_mounted:
@@ -314,29 +304,11 @@ class Tables(Screen[None]):
         width = self.app.size.width - 2
         lines = [cut(Text(live_tables.heading(found), "bold"), width), *live_tables.lines(found, width)]
         if not found["tables"]:
-            lines = [
-                Text("No server has reported a table: they do so every five seconds while tables are used.")
-            ]
+            lines = [Text("No server has reported a table. Servers report used tables every five seconds.")]
         self.query_one("#tables", Static).update(Group(*lines))
 
 
 # ---- The application
-
-
-@dataclass
-class Fresh(Message):
-    """A new status, or None once the job has ended."""
-
-    status: Status | None
-
-
-@dataclass
-class Remark(Message):
-    """A message of a command, for the line above the keys."""
-
-    text: str
-    stale: bool
-    """True if the message no longer matters once the job has ended."""
 
 
 class Top(App[int]):
@@ -366,15 +338,12 @@ class Top(App[int]):
         self.end = ""
         self._watch = watch
         self._where = where
-        self._status_thread = StatusThread(watch, interval, self._told)
+        self._interval = interval
+        self._closed_view = threading.Event()
         self._status: Status = {}
         self._processes = Processes()
         self._stopping = False
-        self._said = ""
-
-    def _told(self, status: Status | None) -> None:
-        """Pass on a status. The status thread calls this method."""
-        self.post_message(Fresh(status))
+        self._note = ""
 
     @property
     def _job(self) -> Running:
@@ -393,24 +362,20 @@ class Top(App[int]):
         loop = asyncio.get_running_loop()
         for number in _ENDINGS:
             loop.add_signal_handler(number, partial(self.exit, int(number)))
-        self._status_thread.start()
+        taking = self._watch, self._interval, partial(self.call_later, self._take), self._closed_view
+        threading.Thread(target=follow, args=taking, daemon=True).start()
 
     def on_unmount(self) -> None:
-        self._status_thread.end()
+        self._closed_view.set()
 
-    def on_fresh(self, event: Fresh) -> None:
-        if event.status is None:
+    def _take(self, status: Status | None) -> None:
+        """Show a new status, or with None the end of the job."""
+        if status is None:
             self.end, self._status = end_of(self._job, self._status or dict(self._watch.job.status))
-            self._said = ""
+            self._note = ""
         else:
-            self._status = event.status
+            self._status = status
         self._processes.take(self._status, time.monotonic())
-        self._show()
-
-    def on_remark(self, event: Remark) -> None:
-        if self.end and event.stale:
-            return
-        self._said = event.text
         self._show()
 
     def on_resize(self) -> None:
@@ -419,7 +384,7 @@ class Top(App[int]):
     def _show(self) -> None:
         for screen in self.screen_stack:
             if isinstance(screen, ListScreen) and screen.is_mounted:
-                screen.show(self._heading(), self._processes.all, self._said)
+                screen.show(self._heading(), self._processes.all, self._note)
             elif isinstance(screen, Tables) and screen.is_mounted:
                 screen.show(self._status)
             elif isinstance(screen, Details) and screen.is_mounted:
@@ -472,24 +437,33 @@ class Top(App[int]):
     def open_details(self, one: Process) -> None:
         self.push_screen(Details(self._asked, one))
 
-    def open_tables(self) -> None:
+    def action_tables(self) -> None:
         if not any(each.role == "ps" for each in self._processes.all):
-            self.tell("this job has no parameter servers")
+            self.remark("this job has no parameter servers")
             return
         self.push_screen(Tables())
         self.call_after_refresh(self._show)
 
-    def tell(self, text: str, *, stale: bool = False) -> None:
+    def remark(self, text: str, *, stale: bool = False) -> None:
         """Show text in the line above the keys. `stale`: drop it once the job has ended."""
-        self.post_message(Remark(text, stale=stale))
+
+        def note() -> None:
+            if not (self.end and stale):
+                self._note = text
+                self._show()
+
+        self.call_later(note)
 
     @property
     def _over(self) -> str:
-        return "the job is not watched any more" if self._job.silence else "the job has ended"
+        return "the connection to the job is lost" if self._job.silence else "the job has ended"
 
-    def ask_for_stop(self) -> None:
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_stop(self) -> None:
         if self.end:
-            self.tell(self._over)
+            self.remark(self._over)
             return
         nodes, now = objects_in(self._status, "nodes"), self._stopping
         where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
@@ -498,7 +472,7 @@ class Top(App[int]):
         if self._where.node is not None:  # --node limits the list to one node, but all nodes stop
             processes, where = "All its processes", " on all nodes"
         question = (
-            f"Kill {what}, at once with SIGKILL? {processes} are left{where}."
+            f"Kill {what}, immediately with SIGKILL? {processes} remain{where}."
             if now
             else f"Stop {what}? {processes}{where} get SIGTERM, and SIGKILL after --stop_timeout."
         )
@@ -506,20 +480,20 @@ class Top(App[int]):
         def answered(yes: bool | None) -> None:
             if yes and not self.end:
                 self._stopping = True
-                self.tell("stopping the job; x again kills it at once")
+                self.remark("stopping the job; press x again to kill it immediately")
                 self._run(self._asked.stop(now=now))
 
         self.push_screen(Confirm(question), answered)
 
     def ask_for_restart(self, one: Process) -> None:
-        if self.end or not one.alive:
-            self.tell(self._over if self.end else f"{one.title} does not run")
+        if self.end or not (one.alive or self._status.get("state") == "waiting"):
+            self.remark(self._over if self.end else f"{one.title} does not run")
             return
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self.tell(f"{one.title}: restart asked for")
-                work = threading.Thread(target=lambda: self.tell(self._asked.restart(one)), daemon=True)
+                self.remark(f"{one.title}: restart requested")
+                work = threading.Thread(target=lambda: self.remark(self._asked.restart(one)), daemon=True)
                 work.start()
 
         self.push_screen(Confirm(self._restart_question(one)), answered)
@@ -549,26 +523,27 @@ class Top(App[int]):
     def _run(self, words: list[str]) -> None:
         """Run a command in the background, and show its last line of output."""
 
-        def tell(data: bytes) -> None:
+        def show(data: bytes) -> None:
             lines = data.decode("utf-8", "replace").strip().splitlines()
             if lines:
-                self.tell(printable(lines[-1]), stale=True)
+                self.remark(printable(lines[-1]), stale=True)
 
-        Subcommand(words, tell).start()
+        start_command(words, show)
 
 
 class ListScreen(Screen[None]):
     """The screen with all processes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Details"),
         Binding("s", "sort", "Sort"),
         Binding("S", "reverse", show=False),
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("escape", "unfilter", show=False),
-        Binding("t", "tables", "Tables"),
+        Binding("t", "app.tables", "Tables"),
         Binding("r", "restart", "Restart"),
-        Binding("x", "stop", "Stop"),
-        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("x", "app.stop", "Stop"),
+        Binding("question_mark", "app.help", "Help", key_display="?"),
     ]
 
     def __init__(self) -> None:
@@ -577,7 +552,7 @@ class ListScreen(Screen[None]):
         self._reversed = False
         self._filter = ""
         self._all: list[Process] = []
-        self._said = ""
+        self._note = ""
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -599,8 +574,8 @@ class ListScreen(Screen[None]):
         assert isinstance(self.app, Top)
         return self.app
 
-    def show(self, heading: list[Text], there: list[Process], said: str) -> None:
-        self._all, self._said = there, said
+    def show(self, heading: list[Text], there: list[Process], note: str) -> None:
+        self._all, self._note = there, note
         self.query_one("#heading", Static).update(Group(*heading))
         self._show()
 
@@ -613,11 +588,11 @@ class ListScreen(Screen[None]):
         parts += ["reversed"] if self._reversed else []
         parts += [f"filter: {printable(self._filter)} (Escape: all)"] if self._filter else []
         note = Text(", ".join(parts), "dim")
-        if self._said:
-            note = Text.assemble((printable(self._said), "bold"), "  ", note)
+        if self._note:
+            note = Text.assemble((printable(self._note), "bold"), "  ", note)
         self.query_one("#note", Static).update(cut(note, self.app.size.width))
 
-    def on_ranks_opened(self) -> None:
+    def action_open(self) -> None:
         if (one := self.query_one(Ranks).chosen) is not None:
             self._top.open_details(one)
 
@@ -664,15 +639,6 @@ class ListScreen(Screen[None]):
     def on_input_submitted(self) -> None:
         self._close_filter()
 
-    def action_tables(self) -> None:
-        self._top.open_tables()
-
     def action_restart(self) -> None:
         if (one := self.query_one(Ranks).chosen) is not None:
             self._top.ask_for_restart(one)
-
-    def action_stop(self) -> None:
-        self._top.ask_for_stop()
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help())

@@ -61,15 +61,15 @@ def tables_in(status: Fields) -> Status:
     nodes = objects_in(status, "nodes") or [dict(status)]
     there = (each for node in nodes for each in objects_in(node, "containers"))
     servers = [each for each in there if each.get("role") == "ps"]
-    told = [each for each in servers if isinstance(each.get("tables"), dict)]
-    told.sort(key=lambda each: int(each["rank"]))
-    names = dict.fromkeys(name for each in told for name in each["tables"])
+    reporting = [each for each in servers if isinstance(each.get("tables"), dict)]
+    reporting.sort(key=lambda each: int(each["rank"]))
+    names = dict.fromkeys(name for each in reporting for name in each["tables"])
     return {
         "job": status.get("job"),
         "pod": status.get("pod"),
-        "servers": [{"server": each["rank"], **(each.get("server") or {})} for each in told],
-        "silent": sorted(int(each["rank"]) for each in servers if each not in told),
-        "tables": [_table(name, told) for name in sorted(names)],
+        "servers": [{"server": each["rank"], **(each.get("server") or {})} for each in reporting],
+        "silent": sorted(int(each["rank"]) for each in servers if each not in reporting),
+        "tables": [_table(name, reporting) for name in sorted(names)],
     }
 
 

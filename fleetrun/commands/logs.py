@@ -48,7 +48,7 @@ from fleetrun.commands.find import (
 )
 from fleetrun.commands.output import remark
 from fleetrun.console.text import format_date, printable, printable_json, sanitize
-from fleetrun.elastic.guest import ANSWER_WITHIN
+from fleetrun.elastic.ask import ANSWER_WITHIN
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 from fleetrun.pod.logs import rotated_away
@@ -64,33 +64,33 @@ _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 
 _HELP = """Show the output of the processes of JOB, merged in time order.
 
-JOB is a job's name, pod, script or folder. The default is the job that is running here, else
-the newest record in --log_dir. A job that has ended is read from its logs on this machine.
+JOB is a job's name, run ID (pod), script or directory. The default is the job that runs here, or else the
+newest job in --log_dir. For a job that has ended, the command reads the logs on this node.
 
-Of a job on several machines that runs, the lines of all nodes are shown, each with its node, role and rank;
---node chooses one. What is wanted is chosen on the node that has the log; of its older lines it sends the
-last 16 MiB. --job does the same from a host that runs no part of the job.
+For a running job on several nodes, the command shows the lines of all nodes, each with its node, role and
+rank. --node chooses one node. Each node filters its own lines, and sends at most 16 MiB of older lines. --job
+does the same from a host outside of the job.
 
-The logs have no time stamps: processes write them directly. fleetrun notes the length of each log whenever
-it grows, within 10 ms, so a line's time is exact to about that; where more than ten lines a second come for
-long, to a second at worst. Each log is also a plain file: log/JOB.POD.trainer.0.log.
+Logs contain no time stamps, because processes write them directly. fleetrun notes the length of each log when
+it grows, so the time of a line is exact to about 10 ms, or to a second if a process prints more than ten
+lines a second for long. Each log is also a plain file: log/JOB.POD.trainer.0.log.
 
 \b
 Examples:
   fleetrun logs                            everything
-  fleetrun logs -f                         the last 20 lines, then new ones as they come
+  fleetrun logs -f                         the last 20 lines, then new lines as they arrive
   fleetrun logs night --rank 0,3 -n 100    the last 100 lines of trainers 0 and 3
   fleetrun logs --role ps --since 10m      output of the servers in the last ten minutes
   fleetrun logs --grep 'loss|nan' -t       matching lines, with their times
   fleetrun logs --json | jq -r .line
-  fleetrun logs -f --node 3                node 3 of a job on several machines
+  fleetrun logs -f --node 3                node 3 of a job on several nodes
   fleetrun logs -f --job h1:6768/night --token_file secret     from any host
 
 \b
 Exit codes:
   0    shown (with -f: until the job ended)
-  1    there is no such job, or one of its logs cannot be read, or a node or the job's store does not answer
-  2    an option is wrong, or JOB fits several jobs
+  1    no such job exists, a log cannot be read, or a node or the job's store does not answer
+  2    an option is wrong, or several jobs match JOB
   130  Ctrl-C
   141  the reader of the pipe has closed it
 """
@@ -100,21 +100,21 @@ Exit codes:
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the job ends.")
 @click.option(
     "-n", "--lines", "most", type=int, metavar="N",
-    help=f"Only the last N lines. [default: all; {_FOLLOW_LINES} with -f]",
+    help=f"Show only the last N lines. [default: all; {_FOLLOW_LINES} with -f]",
 )  # fmt: skip
 @click.option(
     "--role",
     metavar="ROLE[,ROLE]",
-    help="Only these roles: trainer, ps, heter, coordinator, evaluator, pre_hook.",
+    help="Show only these roles: trainer, ps, heter, coordinator, evaluator, pre_hook.",
 )
-@click.option("--rank", metavar="N[,N-M]", help="Only these ranks; of trainers unless --role is given.")
+@click.option("--rank", metavar="N[,N-M]", help="Show only these ranks, of trainers unless you set --role.")
 @click.option(
-    "--since", metavar="WHEN", help="Only lines since then: 30s, 10m, 2h or 1d ago, 07:15, or a date."
+    "--since", metavar="WHEN", help="Show only lines since 30s, 10m, 2h or 1d ago, 07:15, or a date."
 )
-@click.option("--grep", metavar="RE", help="Only lines that match this regular expression.")
+@click.option("--grep", metavar="RE", help="Show only lines that match this regular expression.")
 @click.option("-t", "--times", is_flag=True, help="Show when each line was written.")
 @json_option(
-    help="One JSON object per line: time, container, rank, line; of several nodes also node and role.",
+    help="Print one JSON object per line: time, container, rank, line; for several nodes also node and role.",
 )
 @logs_of_job
 @node_options
@@ -134,7 +134,7 @@ def command(
     log_dir: Path | None,
     most_bytes: int | None,
     most_read: int | None,
-    **options: Any,
+    **options: object,
 ) -> int:
     where = read_where(options, {"JOB": job, "--log_dir": log_dir})
     if most is not None and most < 0:
@@ -182,7 +182,7 @@ class _Asked:
 
     def options(self) -> Document:
         """Return options for another node. Times are relative, because its clock and time zone may differ."""
-        ago = None if self.since is None else f"{max(0.0, time.time() - self.since):.3f}s"
+        ago = None if self.since is None else f"{max(0.001, time.time() - self.since):.3f}s"
         return {
             "follow": self.follow, "lines": self.most, "role": self.role, "rank": self.rank,
             "since": ago, "grep": self.grep,
@@ -227,7 +227,7 @@ def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _P
         if asked.follow:
             _follow(nodes, local, remote, printer)
         for rank in (rank for rank, each in remote.items() if each.cut):
-            remark(f"fleetrun: {nodes.title(rank)}: earlier lines are left out; use --since or --grep")
+            remark(f"fleetrun: {nodes.title(rank)}: earlier lines are missing; use --since or --grep")
         if local is None and nodes.nowhere == set(nodes.ranks):
             raise UsageError("no node has such a process")
         missing = nodes.report()
@@ -289,7 +289,7 @@ class _Source:
 
 
 @frozen
-class _Said:
+class _LogLine:
     """A line of a process, with the fields of `Line`."""
 
     moment: float
@@ -298,7 +298,7 @@ class _Said:
     lost: int = 0
 
 
-def _moment(line: _Said) -> float:
+def _moment(line: _LogLine) -> float:
     return line.moment
 
 
@@ -324,12 +324,12 @@ class _LocalLogs:
     def goes_on(self) -> bool:
         return (self.running and is_running(self._record)) or self.merged.behind
 
-    def so_far(self) -> Iterator[_Said]:
+    def so_far(self) -> Iterator[_LogLine]:
         asked = self._asked
         since = float("-inf") if asked.since is None else asked.since
         whole = not (asked.follow and self.running)
         return map(
-            self._said,
+            self._log_line,
             self.merged.so_far(
                 asked.wanted,
                 since=since,
@@ -340,10 +340,10 @@ class _LocalLogs:
             ),
         )
 
-    def news(self, *, last: bool = False) -> list[_Said]:
+    def news(self, *, last: bool = False) -> list[_LogLine]:
         found = in_time_order(list(self.merged.news(self._asked.wanted, last=last)))
         self.report()
-        return [self._said(line) for line in found]
+        return [self._log_line(line) for line in found]
 
     def report(self) -> None:
         """Report each unreadable log once. A log may be missing until its process starts."""
@@ -353,8 +353,8 @@ class _LocalLogs:
                 path = printable(str(self._logs[name]))
                 remark(f"fleetrun: {path} cannot be read: {error.strerror}")
 
-    def _said(self, line: Line) -> _Said:
-        return _Said(line.moment, self.sources[line.number], line.text, line.lost)
+    def _log_line(self, line: Line) -> _LogLine:
+        return _LogLine(line.moment, self.sources[line.number], line.text, line.lost)
 
 
 class _RemoteLogs:
@@ -362,38 +362,38 @@ class _RemoteLogs:
 
     def __init__(self, nodes: Nodes, rank: int) -> None:
         self.cut = False
-        self.left: list[_Said] = []
+        self.left: list[_LogLine] = []
         """Lines that arrived after the older lines ended."""
         self._nodes = nodes
         self._rank = rank
         self._documents = Documents()
         self._sources: dict[int, _Source] = {}
 
-    def so_far(self) -> Iterator[_Said]:
+    def so_far(self) -> Iterator[_LogLine]:
         for data in self._nodes.pieces(self._rank):
             found = self._documents.of(data)
-            for said in found:
-                if isinstance(said, dict) and "cut" in said:
-                    self.cut = said["cut"] is True
-                    self.left = list(filter(None, map(self._said, found)))
+            for document in found:
+                if isinstance(document, dict) and "cut" in document:
+                    self.cut = document["cut"] is True
+                    self.left = list(filter(None, map(self._log_line, found)))
                     return
-                if (line := self._said(said)) is not None:
+                if (line := self._log_line(document)) is not None:
                     yield line
 
-    def lines(self, data: bytes) -> list[_Said]:
-        return list(filter(None, map(self._said, self._documents.of(data))))
+    def lines(self, data: bytes) -> list[_LogLine]:
+        return list(filter(None, map(self._log_line, self._documents.of(data))))
 
-    def _said(self, said: Any) -> _Said | None:
+    def _log_line(self, document: Any) -> _LogLine | None:
         """Decode one JSON value. Return None for values that are not lines."""
         try:
-            if isinstance(said, dict):
-                rank = None if said["rank"] is None else int(said["rank"])
-                source = _Source(self._rank, str(said["name"]), str(said["role"]), rank)
-                self._sources[int(said["source"])] = source
+            if isinstance(document, dict):
+                rank = None if document["rank"] is None else int(document["rank"])
+                source = _Source(self._rank, str(document["name"]), str(document["role"]), rank)
+                self._sources[int(document["source"])] = source
                 return None
-            moment, number, text, lost = said
+            moment, number, text, lost = document
             line = str(text).encode("utf-8", "surrogateescape")
-            return _Said(min(max(0.0, float(moment)), 1e12), self._sources[number], line, int(lost))
+            return _LogLine(min(max(0.0, float(moment)), 1e12), self._sources[number], line, int(lost))
         except (LookupError, ValueError, TypeError, OverflowError):
             return None
 
@@ -437,7 +437,7 @@ class _Printer:
         for each in sources:
             self._label(each)
 
-    def show(self, lines: Iterable[_Said]) -> None:
+    def show(self, lines: Iterable[_LogLine]) -> None:
         out = sys.stdout.buffer
         for line in lines:
             if self._transfer:
@@ -452,7 +452,7 @@ class _Printer:
             sys.stdout.buffer.write(json.dumps({"cut": cut}).encode() + b"\n")
             sys.stdout.buffer.flush()
 
-    def _transferred(self, line: _Said) -> bytes:
+    def _transferred(self, line: _LogLine) -> bytes:
         """Encode a line as a JSON array. An object that describes the process precedes its first line."""
         source, new = line.source, b""
         number = self._numbers.get(source)
@@ -473,7 +473,7 @@ class _Printer:
             found = self._labels[source] = f"{painted} ".encode() if self.several else b""
         return found
 
-    def _as_text(self, line: _Said) -> bytes:
+    def _as_text(self, line: _LogLine) -> bytes:
         text = _last_state(line.text) if not line.lost else f"... {rotated_away(line.lost)}".encode()
         if self._tty:
             text = sanitize(text)
@@ -483,7 +483,7 @@ class _Printer:
         )
         return stamp + self._label(line.source) + text + b"\n"
 
-    def _as_json(self, line: _Said) -> bytes:
+    def _as_json(self, line: _LogLine) -> bytes:
         source = line.source
         fields: Document = {
             "time": round(line.moment, 2),

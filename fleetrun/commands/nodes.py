@@ -21,7 +21,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
 
 _COLUMNS = (
-    Column("MACHINE"),
+    Column("NODE"),
     NumberColumn("FAULTS"),
     Column("STATE", 8),
     Column("LAST", 7),
@@ -31,16 +31,17 @@ _COLUMNS = (
 
 @click.command()
 @logs_of_launches
-@click.option("--reset", metavar="MACHINE", help="Forget the faults of this machine; all: of every one.")
+@click.option("--reset", metavar="NODE", help="Forget the faults of this node. all: of every node.")
 @json_option()
 def command(log_dir: Path | None, reset: str | None, in_json: bool) -> int:
-    """List the faults of machines, and which are left out for them.
+    """List the faults of nodes, and which nodes jobs exclude.
 
-    A machine has a fault when it is lost, when a process on it is killed by SIGBUS or SIGILL, when its GPU
-    fails, and when a check before a start fails there (--check); also when a process is killed by SIGSEGV or
-    a SIGKILL that nobody explains, or others wait for its trainer in vain, until that happens on another
-    machine. Faults are forgotten after an hour of work. After --exclude_after of them (2) it is left out of
-    jobs with the same log directory where there are enough other machines.
+    A node gets a fault when it is lost, when SIGBUS or SIGILL kills a process on it, when its GPU fails, and
+    when it fails a check before a start (--check). It also gets a fault when SIGSEGV or an unexplained
+    SIGKILL kills a process, or when other trainers wait for its trainer in vain. fleetrun removes such a
+    fault when the same happens on another node. Faults expire after an hour of work. A node with
+    --exclude_after faults (2) is excluded from jobs with the same log directory, if enough other nodes
+    remain.
 
     \b
     Examples:
@@ -49,8 +50,8 @@ def command(log_dir: Path | None, reset: str | None, in_json: bool) -> int:
 
     \b
     Exit codes:
-      0  the list is printed, empty or not
-      2  no machine of this name has a fault
+      0  the list is printed, even if it is empty
+      2  no node of this name has a fault
     """
     path = faults_path(log_dir or LOG_DIR)
     try:
@@ -60,14 +61,14 @@ def command(log_dir: Path | None, reset: str | None, in_json: bool) -> int:
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise LaunchError(str(error), hint="Move that file away to begin anew.") from None
+        raise LaunchError(str(error), hint="Move this file away to start with no faults.") from None
     found = counted(kept.faults)
     out = excluded(kept.faults, kept.exclude_after)
     if in_json:
-        told = {node: [{"time": each.time, "what": each.what} for each in found[node]] for node in found}
-        print_json([{"machine": node, "left_out": node in out, "faults": told[node]} for node in found])
+        listed = {node: [{"time": each.time, "what": each.what} for each in found[node]] for node in found}
+        print_json([{"machine": node, "left_out": node in out, "faults": listed[node]} for node in found])
     elif not found:
-        remark(f"No machine has a fault in {path.parent}.")
+        remark(f"No node has a fault in {path.parent}.")
     else:
         now = time.time()
         lines = [_row(node, faults, node in out, now) for node, faults in found.items()]
@@ -84,8 +85,8 @@ def _forget(path: Path, kept: Kept, name: str) -> None:
     there = counted(kept.faults)
     named = [node for node in there if name in (node, *node.replace("(", "").replace(")", "").split())]
     if name != "all" and len(named) != 1:
-        what = f"{len(named)} machines" if named else "no machine with a fault"
-        hint = f"Those with faults: {printable(', '.join(there))}" if there else None
+        what = f"{len(named)} machines" if named else "no node with a fault"
+        hint = f"Nodes with faults: {printable(', '.join(there))}" if there else None
         raise UsageError(f"--reset {name}: {what} of this name in {path}", hint=hint)
     forgiven = [fault for node in (there if name == "all" else named) for fault in there[node]]
     # The clock of the node that recorded the faults may be ahead.
@@ -98,7 +99,7 @@ def _row(node: str, faults: list[MachineFault], out: bool, now: float) -> list[C
     return [
         node,
         str(len(faults)),
-        ("left out", "red") if out else "",
+        ("excluded", "red") if out else "",
         f"{describe_duration(max(0.0, now - last.time))} ago",
         last.what,
     ]

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -52,7 +51,7 @@ def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
     return found
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one document on one line. JSON lacks `nan`, `inf` and `-inf`, so they are written as strings."""
     write(json.dumps(plain(value), allow_nan=False) + "\n")
 
@@ -93,9 +92,9 @@ def output_path(name: str, endings: Strings) -> Path:
     if not path.name.lower().endswith(endings) or path.name in endings:
         raise UsageError(f"--output {name}: the name must end in {either(endings)}")
     if path.is_dir():
-        raise UsageError(f"--output {name} is a folder")
+        raise UsageError(f"--output {name} is a directory")
     if not path.parent.is_dir():
-        raise UsageError(f"--output {name}: no such folder: {path.parent}")
+        raise UsageError(f"--output {name}: the directory {path.parent} does not exist")
     return path
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +15,7 @@ from fleetrun.commands.everywhere import Nodes, Where, node_options, nodes_at, n
 from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
 from fleetrun.commands.output import output_path, print_file, remark
 from fleetrun.console.text import printable
-from fleetrun.elastic.guest import UnreachableError
+from fleetrun.elastic.ask import UnreachableError
 from fleetrun.host.interpreter import check_package
 from fleetrun.record.history import History, read
 
@@ -27,19 +26,18 @@ from fleetrun.record.history import History, read
     "-o",
     "--output",
     metavar="FILE",
-    help="The file to write: FILE.png, FILE.svg or FILE.pdf.  [default: ./JOB.POD.png]",
+    help="File to write: FILE.png, FILE.svg or FILE.pdf.  [default: ./JOB.POD.png]",
 )
 @logs_of_job
 @node_options
-def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
+def command(job: str | None, output: str | None, log_dir: Path | None, **options: object) -> int:
     """Plot a job that is running or has ended: loss and speed of each process over time, the values that
     scripts report by name, tables of parameter servers, restarts, and when each process started and ended.
 
-    JOB is a job's name, pod, script or folder. The default is the only job that is running
-    here, or else the last one that ran. The data comes from the record of the job,
-    LOG_DIR/JOB.POD.events.jsonl; loss and speed are shown if the processes reported them. Of a job on several
-    machines that runs and has a secret, the records of all nodes are drawn in one plot; --node chooses one,
-    and --job asks from a host that runs no part of the job.
+    JOB is a job's name, run ID (pod), script or directory. The default is the only job that runs here, or
+    else the last job that ran. The data comes from the event log of the job, LOG_DIR/JOB.POD.events.jsonl.
+    The plot shows loss and speed if the processes reported them. If a running job on several nodes has a
+    token, one plot shows all nodes. --node chooses one node. --job works from a host outside of the job.
 
     \b
     Examples:
@@ -51,7 +49,7 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
     \b
     Exit codes:
       0  the picture is written, and its name is printed
-      1  there is no such job, or a node or its store does not answer
+      1  no such job exists, or a node or the store of the job does not answer
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
@@ -80,7 +78,7 @@ def _histories(
         missing = nodes.report()
     found += [replace(read(path), running=True) for path in records.values()]
     if not found:
-        raise UnreachableError("no node has told its record")
+        raise UnreachableError("no node sent its event log")
     return found, missing
 
 
@@ -99,7 +97,7 @@ def _draw(histories: Sequence[History], output: str | None) -> None:
     drawn = write_plot(history, to, now, others=[each.path for each in more])
     print_file(to, f"The plot of job {printable(history.job or '?')}, for an image viewer or a browser:")
     if not (drawn.curves or drawn.values or drawn.tables):
-        remark("No process reported progress: see fleetrun help progress.")
+        remark("No process reported progress. See `fleetrun help progress`.")
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
         names = printable(", ".join(left[:MOST_NAMED])) + (", ..." if len(left) > MOST_NAMED else "")
-        remark(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.")
+        remark(f"Not drawn: {names}. A plot has at most {MOST_NAMED} panels of named values.")

@@ -19,27 +19,29 @@ from fleetrun.stacks.frames import Target
 
 _FORMATS = {".svg": "flamegraph", ".json": "speedscope"}
 _LONGEST = 3600
-_OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
+_OUTPUT = "File to write: .svg for a flame graph, .json for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
 
 
 @click.command()
 @running_job
-@click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
+@click.option(
+    "--role", metavar="ROLE", help="Select only these roles: trainer, ps, ..., separated by commas."
+)
 @click.option("--rank", default="0", show_default=True, metavar="LIST",
-              help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given.")  # fmt: skip
+              help="Select only these ranks, such as 0,4-7, of trainers unless you set --role.")  # fmt: skip
 @click.option("--seconds", default=10, show_default=True, metavar="SECONDS",
-              type=click.IntRange(1, _LONGEST), help="How long to look.")  # fmt: skip
+              type=click.IntRange(1, _LONGEST), help="Seconds to record.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
 def command(job: str | None, role: str | None, rank: str, seconds: int, output: str | None) -> int:
-    """Write where processes of JOB spend their time, with their data loader workers.
+    """Record where processes of JOB and their data loader workers spend their time.
 
-    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
 
-    py-spy looks at the Python stacks of all threads 100 times a second, from outside: the job needs no change
-    and goes on. Time in which a thread waits counts too, so that waiting for a collective or for data is
-    seen; a thread that is in `_answer` all the time is fleetrun's probe. Of a GPU it shows for which call
-    the program waits; kernels are shown by torch.profiler, in the script. It needs
-    `pip install 'fleetrun[monitor]'`, and acts on this machine.
+    py-spy samples the Python stacks of all threads 100 times a second, from outside: you change nothing, and
+    the job continues. The graph includes waiting time, such as waiting for a collective or for data. A thread
+    that is always in `_answer` is fleetrun's probe. For a GPU, the graph shows the call that the program
+    waits for. To see kernels, use torch.profiler in your script. The command needs
+    `pip install 'fleetrun[monitor]'`, and records only processes of this node.
 
     \b
     Examples:
@@ -50,8 +52,8 @@ def command(job: str | None, role: str | None, rank: str, seconds: int, output: 
     \b
     Exit codes:
       0  the files are written
-      1  a process could not be read, or there is no such job
-      2  the command line is wrong, or JOB fits several jobs
+      1  a process could not be read, or no such job exists
+      2  the command line is wrong, or several jobs match JOB
     """
     program = find_pyspy()
     if program is None:
@@ -63,9 +65,11 @@ def command(job: str | None, role: str | None, rank: str, seconds: int, output: 
         for each in chosen
     ]
     if output is not None and len(files) > 1:
-        raise UsageError(f"--output {output}: {len(files)} processes need a file each; choose one rank")
+        raise UsageError(
+            f"--output {output} names one file for {len(files)} processes; choose one with --rank"
+        )
     titles = ", ".join(each.title for each in chosen)
-    remark(f"{printable(job_title(running))}: looking at {titles} for {seconds} s")
+    remark(f"{printable(job_title(running))}: recording {titles} for {seconds} s")
     env = helper_environment()
     with ThreadPoolExecutor(len(chosen)) as pool:
         errors = list(pool.map(lambda target, to: _record(program, target, to, env, seconds), chosen, files))

@@ -21,9 +21,9 @@ from fleetrun.commands.find import (
     parse_ago,
 )
 from fleetrun.commands.output import remark, write
-from fleetrun.console.text import format_bytes, printable
+from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
-from fleetrun.envs.settings.parsing import plural
+from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import UnreadableError, glance
 
@@ -31,21 +31,20 @@ from fleetrun.record.history import UnreadableError, glance
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--keep", type=click.IntRange(0), default=10, show_default=True, help="So many stay, the newest."
+    "--keep", type=click.IntRange(0), default=10, show_default=True, help="Number of newest runs to keep."
 )
 @click.option(
-    "--older_than", "--older-than", metavar="TIME", help="Delete only what is older, as 12h or 30d."
+    "--older_than", "--older-than", metavar="TIME", help="Delete only runs older than this, such as 12h."
 )
 @logs_of_launches
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without a question.")
 def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | None, yes: bool) -> int:
-    """Delete the logs and records of old launches, but for the newest --keep of them.
+    """Delete the logs and event logs of old runs, except of the newest --keep runs.
 
-    JOB limits it to the launches of a job's whole name, pod or script. What a launch has in --log_dir is
-    deleted: LOG_DIR/JOB.POD.*, the logs of its processes, its record and what belongs to it. A launch that
-    runs, or of which that is not known, keeps everything, and so does one of another user. Checkpoints,
-    saves, tables of parameter servers and the faults of machines stay. On a terminal fleetrun shows the list
-    and asks.
+    JOB limits the command to runs with this whole name, run ID (pod) or script. The command deletes all
+    files of a run in --log_dir: LOG_DIR/JOB.POD.*. It keeps the files of runs that may still be running, and
+    the files of other users. It also keeps checkpoints, saved tables, tables of parameter servers and the
+    faults of nodes. On a terminal, fleetrun shows the list and asks first.
 
     \b
     Examples:
@@ -55,10 +54,10 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
 
     \b
     Exit codes:
-      0    they are deleted, or there was nothing to delete
-      1    there is no such job, or some files could not be deleted
-      2    it cannot ask: add --yes
-      130  the answer was no, or Ctrl-C
+      0    the files are deleted, or no run is old enough
+      1    no such job exists, or some files could not be deleted
+      2    the command cannot ask, because no terminal is connected: add --yes
+      130  you answered no, or pressed Ctrl-C
     """
     place = log_dir or LOG_DIR
     before = None if older_than is None else time.time() - parse_ago(older_than, "--older_than")
@@ -66,7 +65,9 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     there = ended_jobs(place, {each.pod for each in running})
     chosen = there if job is None else named_jobs(job, there)
     if job is not None and not chosen:
-        raise NoJobError(f"no job {printable(job)!r} has a record in {place}", hint="It takes whole names.")
+        raise NoJobError(
+            f"no job {printable(job)!r} has an event log in {place}", hint="Write the whole name of the job."
+        )
     old = [each for each in reversed(chosen[keep:]) if before is None or (each.written or 0.0) < before]
     deletable = [each for each in old if _may_be_deleted(each)]
     if len(deletable) < len(old):
@@ -77,7 +78,7 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     present: list[EndedJob | Running] = [*running, *there]
     owners = {f"{each.job}.{each.pod}." for each in present}
     files = [path for each in deletable for path in _files(each, owners)]
-    what = f"{plural(len(deletable), 'launch')}, {format_bytes(sum(map(_size, files)))}"
+    what = f"{plural(len(deletable), 'launch')}, {byte_size(sum(map(_size, files)))}"
     if not yes:
         _confirm(deletable, what)
     failed = [path for path in files if not _deleted(path)]
@@ -144,7 +145,7 @@ def _deleted(path: Path) -> bool:
 
 def _confirm(old: Sequence[EndedJob], what: str) -> None:
     if not (sys.stdin and sys.stdin.isatty()):
-        raise UsageError(f"{what} would be deleted", hint="Add --yes to delete without a question.")
+        raise UsageError(f"{what} would be deleted", hint="Add --yes to delete the files without a question.")
     for each in old:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.written or 0.0))
         click.echo(f"  {at}  {printable(each.job)} {each.pod} {printable(each.script)}".rstrip())

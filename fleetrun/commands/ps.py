@@ -40,16 +40,16 @@ _COLUMNS = (
 @click.command()
 @json_option(help="Print the jobs as one JSON list.")
 def command(in_json: bool) -> int:
-    """List the jobs that this user is running on this machine.
+    """List your running jobs on this node.
 
-    Each job is one line, oldest first: name, pod, script, state, number of processes that are up, running
-    time, and log directory. The other commands take any of the first three as JOB, or the folder in which the
-    job was started. `fleetrun history` lists jobs that have ended. For a job on several machines each machine
-    shows its own part.
+    Each job is one line, oldest first: name, run ID (pod), script, state, number of running processes,
+    running time, and log directory. The other commands accept any of the first three as JOB, or the
+    directory in which you started the job. `fleetrun history` lists jobs that have ended. For a job on
+    several nodes, each node shows its own part.
 
-    It has nothing to do with the mode `ps` of a job, parameter servers: `fleetrun help ps`.
+    For the mode `ps` of a job, parameter servers, see `fleetrun help ps`.
 
-    Only part of this is known of a launcher that is `stopped` (Ctrl-Z) or `silent` (very busy).
+    Some columns are empty if the launcher is `stopped` (Ctrl-Z) or `silent` (very busy).
 
     \b
     Examples:
@@ -58,13 +58,13 @@ def command(in_json: bool) -> int:
 
     \b
     Exit codes:
-      0  the list is printed, empty or not
+      0  the list is printed, even if it is empty
     """
     jobs = running_launches(os.environ)
     if in_json:
         print_json([_as_json(each) for each in jobs])
     elif not jobs:
-        remark("You have no running jobs on this machine.")
+        remark("You have no running jobs on this node.")
     else:
         now = time.time()
         print_table(_COLUMNS, [_row(each, now) for each in jobs])

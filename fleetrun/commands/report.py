@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,8 +30,8 @@ from fleetrun.commands.everywhere import (
 )
 from fleetrun.commands.find import any_job, find_any, history_of, json_option, logs_of_job, titled
 from fleetrun.commands.output import picked, print_json, write, write_lines
-from fleetrun.console.text import describe_duration, format_bytes, format_date, printable, wrapped
-from fleetrun.envs.settings.parsing import plural, some
+from fleetrun.console.text import describe_duration, format_date, printable, wrapped
+from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
 from fleetrun.record.goodput import Goodput, Kind, goodput_fields, read_fields, sentence, share
@@ -80,7 +79,7 @@ def outcome(history: History) -> str:
             return "running"
         if history.running is None:
             return "running, or ended without an exit code"
-        return "ended without an exit code: its launcher was killed, or the machine went down"
+        return "ended without an exit code: its launcher was killed, or the node went down"
     code = over.get("code")
     if code == 0:
         return "completed"
@@ -147,15 +146,15 @@ def all_launches(histories: Sequence[History], now: float) -> list[str]:
         between += max(0.0, began - until)
         until = ended
         part = share(seconds)
-        told = "" if part is None else f", goodput {100 * part:.1f} %"
+        goodput = "" if part is None else f", goodput {100 * part:.1f} %"
         duration = describe_duration(ended - began)
-        lines.append(f"  {format_date(began)}  {duration}, pod {history.pod}: {outcome(history)}{told}")
-    told = sentence(whole, describe_duration)
+        lines.append(f"  {format_date(began)}  {duration}, pod {history.pod}: {outcome(history)}{goodput}")
+    goodput = sentence(whole, describe_duration)
     count = plural(len(histories), "launch")
     pauses = f", and {describe_duration(between)} between them" if between >= 1 else ""
     return [
         f"Job {histories[0].job}: {count}, {describe_duration(sum(whole.values()))}{pauses}",
-        *([f"  goodput {told}"] if told else []),
+        *([f"  goodput {goodput}"] if goodput else []),
         "",
         *lines,
     ]
@@ -179,7 +178,7 @@ def _head(history: History, now: float) -> list[str]:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last event" if ended is not None else "now"
         reached = (history.over or {}).get("reached") or describe_duration(until - began)
-        lines.append(f"  began {format_date(began)}, {word} {format_date(until)}, {reached}")
+        lines.append(f"  started {format_date(began)}, {word} {format_date(until)}, {reached}")
     argv = launch.get("argv")
     if isinstance(argv, list):
         import shlex
@@ -187,8 +186,8 @@ def _head(history: History, now: float) -> list[str]:
         lines.append(f"  command: fleetrun {shlex.join(map(str, argv))}")
         lines.append(f"  on {launch.get('host')} in {launch.get('cwd')}")
     lines.append(f"  record: {history.path}")
-    if told := sentence(goodput_of(history, now), describe_duration):
-        lines.append(f"  goodput {told}")
+    if goodput := sentence(goodput_of(history, now), describe_duration):
+        lines.append(f"  goodput {goodput}")
     return lines
 
 
@@ -224,17 +223,19 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
             names = _joined(event.get("containers"))
             reason, hung, rest = str(event.get("reason") or "").partition(HUNG)  # the reason repeats the hang
             consequence = _consequence({**event, "reason": rest.removeprefix("; ") if hung else reason})
-            return f"no sign of life for {silent}: {names}; {consequence}"
+            return f"no activity for {silent}: {names}; {consequence}"
         case "restart_asked":
-            return f"{event.get('by')} asks for a restart: {_joined(event.get('containers'))}"
+            return f"restart by {event.get('by')}: {_joined(event.get('containers'))}"
         case "restarting":
             return f"restarted: {_joined(event.get('containers'))}"
         case "ending":
             return str(event.get("reason"))
+        case "paused":
+            return "waiting for a change of the script (--watch)"
         case "node":
             return str(event.get("text"))
         case "lost":
-            return f"{event.get('events')} events could not be written (was the disk full?)"
+            return f"{event.get('events')} events could not be written, perhaps because the disk was full"
     return ""
 
 
@@ -244,7 +245,7 @@ def _exit_text(event: Event) -> str:
     exit = event.get("how") or "failed"
     memory = " for lack of memory" if event.get("out_of_memory") else ""
     peak = number(event.get("peak_memory")) if event.get("signal") == signal.SIGKILL else None
-    used = f" (peak memory {format_bytes(peak)})" if peak is not None else ""
+    used = f" (peak memory {byte_size(peak)})" if peak is not None else ""
     return f"{event.get('container')} {exit}{memory}{used}{''.join(f': {line}' for line in error)}"
 
 
@@ -255,19 +256,19 @@ def _consequence(event: Event) -> str:
     return str(event.get("reason") or "no restart")
 
 
-def _joined(names: Any) -> str:
+def _joined(names: object) -> str:
     return some([str(each) for each in names], 8) if isinstance(names, list) else "?"
 
 
 _HELP = """Show how JOB ended, and why: the failure report as it was printed, and the failures, restarts and
-hangs before it, from the record log/JOB.POD.events.jsonl of this machine.
+hangs before it, from the event log log/JOB.POD.events.jsonl of this node.
 
-JOB is a job's name, pod, script or folder. Of several launches of one job the newest is
-shown, or, with --all, all of them and what their time went into. The default is the job that is
-running here, else the newest record in --log_dir.
+JOB is a job's name, run ID (pod), script or directory. The default is the job that runs here, or else the
+newest job in --log_dir. The command shows the newest run of the job, or with --all every run and how it spent
+its time.
 
-Of a job on several machines that runs and has a secret, the records of the other nodes are told too;
---node chooses one, and --job asks from a host that runs no part of the job.
+If a running job on several nodes has a token, the report includes the other nodes. --node chooses one node.
+--job works from a host outside of the job.
 
 \b
 Examples:
@@ -279,9 +280,9 @@ Examples:
 
 \b
 Exit codes:
-  0    shown, however the job ended
-  1    there is no such job, or a node or its store does not answer
-  2    an option is wrong, or JOB fits several jobs
+  0    the report is printed, even if the job failed
+  1    no such job exists, or a node or the store of the job does not answer
+  2    an option is wrong, or several jobs match JOB
 """
 
 
@@ -307,7 +308,7 @@ def _launches_of(history: History) -> list[History]:
 @click.command(help=_HELP, context_settings={"max_content_width": 100})
 @json_option()
 @logs_of_job
-@click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
+@click.option("--all", "all_wanted", is_flag=True, help="Show all runs of the job, and their goodput.")
 @node_options
 @click.option("--record", is_flag=True, hidden=True)
 @any_job
@@ -317,7 +318,7 @@ def command(
     log_dir: Path | None,
     all_wanted: bool,
     record: bool,
-    **options: Any,
+    **options: object,
 ) -> int:
     where = read_where(options, {"JOB": job, "--log_dir": log_dir, "--all": all_wanted or None})
     if all_wanted and in_json:

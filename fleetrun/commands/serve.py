@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -27,61 +26,75 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 
 @click.command(context_settings={"show_default": True})
 @click.argument("bundle")
-@click.option("--host", default="127.0.0.1", help="Address to listen at; 0.0.0.0: all of this machine.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any free one.")
-@click.option("--grpc_port", type=click.IntRange(0, 65535), help="For gRPC too; 0: any free one.")
-@click.option("--name", help="Of the model, in paths and answers.  [default: the last word of BUNDLE]")
-@click.option("--workers", type=click.IntRange(1, 512), default=1, help="Processes that answer.")
-@click.option("--threads", type=_AT_LEAST_1, help="Of each worker.  [default: CPUs / workers]")
+@click.option(
+    "--host", default="127.0.0.1", help="Address to listen on. 0.0.0.0: all addresses of this node."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="Port for HTTP. 0: a free port.")
+@click.option("--grpc_port", type=click.IntRange(0, 65535), help="Port for gRPC. 0: a free port.")
+@click.option("--name", help="Name of the model, in paths and answers.  [default: the last word of BUNDLE]")
+@click.option(
+    "--workers", type=click.IntRange(1, 512), default=1, help="Number of processes that answer requests."
+)
+@click.option("--threads", type=_AT_LEAST_1, help="Threads of each worker.  [default: CPUs / workers]")
 @click.option(
     "--cache",
     metavar="DIR",
     default="",
     show_default=False,
-    help="For the files that workers share.  [default: /dev/shm]",
+    help="Directory for the files that workers share.  [default: /dev/shm]",
 )
 @click.option(
     "--follow",
     metavar="URL",
     default="",
     show_default=False,
-    help="A published folder: serve its newest version.",
+    help="Serve the newest version of this published directory.",
 )
-@click.option("--poll", "poll_s", type=_POSITIVE, default=0.5, help="Seconds between looks at it.")
-@click.option("--max_body", type=_AT_LEAST_1, default=16 << 20, help="Bytes of a request.")
-@click.option("--max_rows", type=_AT_LEAST_1, default=4096, help="Rows of a request.")
+@click.option(
+    "--poll", "poll_s", type=_POSITIVE, default=0.5, help="Seconds between two checks for a new version."
+)
+@click.option("--max_body", type=_AT_LEAST_1, default=16 << 20, help="Largest request, in bytes.")
+@click.option("--max_rows", type=_AT_LEAST_1, default=4096, help="Largest request, in rows.")
 @click.option(
     "--max_batch",
     "max_batch_rows",
     type=click.IntRange(0),
     default=1024,
-    help="Rows of several requests that are computed together; 0: each alone.",
+    help="Rows of several requests to compute together. 0: compute each request alone.",
 )
-@click.option("--max_waiting", type=_AT_LEAST_1, default=256, help="Requests that wait in a worker.")
-@click.option("--timeout", "timeout_s", type=_POSITIVE, default=10.0, help="Seconds of a request.")
+@click.option("--max_waiting", type=_AT_LEAST_1, default=256, help="Requests that may queue in each worker.")
+@click.option(
+    "--timeout", "timeout_s", type=_POSITIVE, default=10.0, help="Time limit of a request, in seconds."
+)
 @click.option(
     "--keepalive",
     "keepalive_s",
     type=_POSITIVE,
     default=75.0,
-    help="Seconds of a connection without a request; more than those of a proxy.",
+    help="Seconds that a connection without a request stays open. Set more than the limit of your proxy.",
 )
 @click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(0),
     default=30.0,
-    help="Seconds that a stop waits for answers.",
+    help="Seconds that a stop waits for running requests.",
 )
 def command(
-    bundle: str, name: str | None, grpc_port: int | None, workers: int, threads: int | None, **settings: Any
+    bundle: str,
+    name: str | None,
+    grpc_port: int | None,
+    workers: int,
+    threads: int | None,
+    **settings: object,
 ) -> None:
-    """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
-    given. The Open Inference Protocol version 2, over HTTP in JSON or binary, and over gRPC. SIGTERM stops it
-    when requests that have begun are answered; SIGHUP loads the bundle again, and loses no request over HTTP.
+    """Serve an exported model. BUNDLE is the directory or URL that you passed to fleet.save_inference_model.
+    The server uses the Open Inference Protocol version 2, over HTTP in JSON or binary, and over gRPC. After
+    SIGTERM it answers the running requests and stops. After SIGHUP it loads the model again, and loses no
+    request over HTTP.
 
-    With --follow the values of tables and dense parameters are those that a parameter-server job publishes
-    there (ps_configs publish), and each new version is served once it is there.
+    With --follow, the server uses the tables and dense parameters that a parameter-server job publishes
+    (ps_configs publish), and changes to each new version when it is published.
 
     \b
     Examples:
@@ -91,8 +104,8 @@ def command(
 
     \b
     Exit codes:
-      0  it was told to stop
-      1  the bundle or the port cannot be used
+      0  a signal stopped the server
+      1  the exported model or the port cannot be used
       2  the command line is wrong
     """
     for package in _PACKAGES:
@@ -102,7 +115,7 @@ def command(
     found = name or bundle.rstrip("/").rpartition("/")[2]
     if not re.fullmatch(r"[A-Za-z0-9._-]+", found):
         raise UsageError(
-            f"the model cannot be named {found!r}", hint="Pass --name with letters, digits, - _ ."
+            f"{found!r} cannot be the name of the model", hint="Set --name to letters, digits, - _ and ."
         )
     settings |= {
         "fleetrun": __version__,

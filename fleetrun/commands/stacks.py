@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -50,15 +49,19 @@ class NoneRunsError(LaunchError):
 
 @click.command()
 @running_job
-@click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option(
-    "--rank", metavar="LIST", help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given."
+    "--role", metavar="ROLE", help="Select only these roles: trainer, ps, ..., separated by commas."
 )
 @click.option(
-    "--each", is_flag=True, help="Show each process by itself, even if several have the same stack."
+    "--rank",
+    metavar="LIST",
+    help="Select only these ranks, such as 0,4-7, of trainers unless you set --role.",
+)
+@click.option(
+    "--each", is_flag=True, help="Show each process separately, even if several have the same stack."
 )
 @click.option("--timeout", default=20.0, show_default=True, metavar="SECONDS",
-              type=click.FloatRange(0.1, 3600), help="Limit for all processes together.")  # fmt: skip
+              type=click.FloatRange(0.1, 3600), help="Time limit for all processes together.")  # fmt: skip
 @json_option()
 @node_options
 def command(
@@ -68,19 +71,20 @@ def command(
     each: bool,
     timeout: float,
     in_json: bool,
-    **options: Any,
+    **options: object,
 ) -> int:
     """Show the Python stacks of JOB's processes and of their children, such as data loader workers.
 
-    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
-    Processes with the same stack are shown once, and a process that is alone at its place comes first: in a
-    hang it is often the one that all others wait for. Of a job on several machines the processes of all of
-    them are shown, and below them where the ranks are, as one tree (`fleetrun why`); --node chooses one
-    machine, and --job asks from a host that runs no part of the job.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
 
-    py-spy is used if it is installed (pip install 'fleetrun[monitor]') and allowed to inspect the processes.
-    Otherwise a process with fleetrun's probe is asked to write its stacks to its log, where they are read.
-    Neither ends a process; py-spy pauses it for some milliseconds.
+    Processes with the same stack are shown once. A process with a stack of its own comes first: in a hang,
+    the others often wait for it. For a job on several nodes, the command shows the processes of all nodes,
+    and below them the ranks as one tree (`fleetrun why`). --node chooses one node. --job works from a host
+    outside of the job.
+
+    fleetrun uses py-spy if it is installed (pip install 'fleetrun[monitor]') and may inspect the processes.
+    Otherwise fleetrun's probe writes the stacks to the log of its process. Both leave the process running.
+    py-spy pauses it for some milliseconds.
 
     \b
     Examples:
@@ -155,8 +159,8 @@ _MORE = 15.0
 def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
     """Return the stacks that node `rank` sends, as far as they can be read."""
     found = []
-    for said in nodes.documents(rank):
-        for each in objects_in(said if isinstance(said, dict) else {}, "processes"):
+    for document in nodes.documents(rank):
+        for each in objects_in(document if isinstance(document, dict) else {}, "processes"):
             with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
                 found.append(of_json(each, rank))
     return found
@@ -169,7 +173,7 @@ def _everywhere(running: Running) -> list[str]:
     try:
         return [printable(str(line)) for line in ask_why(running)["ranks"]]
     except NoAnswer as silence:
-        return [f"the launcher does not say where the other ranks are: {printable(str(silence))}"]
+        return [f"cannot read the stacks of the other ranks from the launcher: {printable(str(silence))}"]
 
 
 def _lines(found: Sequence[Taken], each: bool) -> Iterable[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import click
 from rich.text import Text
@@ -15,7 +14,7 @@ from fleetrun.commands import views
 from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, read_where
 from fleetrun.commands.find import find_running, interval_option, json_option, running_job
 from fleetrun.commands.output import output_width, picked, print_json, print_lines
-from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
+from fleetrun.control.client import STOPPED, NoAnswer, NoLauncher, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
 from fleetrun.control.usage import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
@@ -44,7 +43,7 @@ class NodeFilter:
         return {"ask": "status", "everywhere": True, "all": self.whole, **one}
 
     def check(self, status: Fields) -> None:
-        """Raises UsageError if the node does not exist."""
+        """Raise UsageError if the node does not exist."""
         ranks = [each.get("rank") for each in objects_in(status, "nodes")] or [0]
         if self.node is None or self.node in ranks:
             return
@@ -84,23 +83,25 @@ class SilentError(LaunchError):
 
 @click.command()
 @running_job
-@click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
+@click.option("--watch", is_flag=True, help="With --json, print a line for each update until the job ends.")
 @interval_option(help="Seconds between two updates with --watch.")
-@click.option("--all", "whole", is_flag=True, help="All processes, even of many nodes.")
+@click.option("--all", "whole", is_flag=True, help="Show all processes, even of many nodes.")
 @json_option(help="Print one line of JSON.")
 @node_options
-def command(job: str | None, watch: bool, interval: float, whole: bool, in_json: bool, **options: Any) -> int:
+def command(
+    job: str | None, watch: bool, interval: float, whole: bool, in_json: bool, **options: object
+) -> int:
     """Show the state of a running job: its processes, their resource usage, progress and last output.
 
-    JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
 
     Each process is one line: role and number, rank if it differs from the number, pid, state, time since its
-    start, restarts, CPU (percent of one core), memory, GPU, and what it reported: step, loss, samples per
-    second. Columns that are empty or do not fit are left out; --json has all.
+    start, restarts, CPU (percent of one core), memory, GPU, and its reported step, loss and samples per
+    second. The command hides columns that are empty or do not fit. --json prints all values.
 
-    For a job on several machines the launcher asks the other launchers and waits two seconds at most. CPU,
-    memory and last output are known for this machine only; with --job for all. If there are more than 16
-    nodes, each node is one line unless --node or --all is given. `fleetrun top` shows the same live.
+    For a job on several nodes, the launcher asks the other launchers, and waits at most two seconds. CPU,
+    memory and last output are available only for this node, or with --job for all nodes. If the job has more
+    than 16 nodes, each node is one line unless you set --node or --all. `fleetrun top` shows the same live.
 
     \b
     Examples:
@@ -112,8 +113,8 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, in_json:
     \b
     Exit codes:
       0  the job is running (with --watch: has ended)
-      1  there is no such job; with --job: a node does not answer
-      2  JOB fits several jobs
+      1  no such job exists; with --job: a node does not answer
+      2  several jobs match JOB
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
     check_interval(interval)
@@ -123,7 +124,7 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, in_json:
             return _show_of(nodes, in_json)
     if watch and not in_json:
         raise UsageError(
-            "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
+            "--watch is for --json, one line for each update", hint="Use `fleetrun top` for a live view."
         )
     found = answering(find_running(job))
     wanted = NodeFilter(where.node, whole, where.here)
@@ -153,8 +154,7 @@ def _show(job: Running, wanted: NodeFilter, in_json: bool) -> None:
 def _show_of(nodes: Nodes, in_json: bool) -> int:
     """Show a job on other hosts. Return the exit code."""
     nodes.ask("status", {"json": True})
-    said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
-    latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
+    latest = {rank: found for rank in nodes.ranks if (found := nodes.answer(rank)) is not None}
     status = status_of_nodes(nodes, latest, lambda rank: None if rank in latest else "no answer")
     if latest and in_json:
         print_json(status)
@@ -173,11 +173,11 @@ def status_of_nodes(
     first = next((latest[rank] for rank in nodes.ranks if rank in latest), {})
     found = []
     for rank in nodes.ranks:
-        said = latest.get(rank, {})
+        answer = latest.get(rank, {})
         about = {"rank": rank, "title": nodes.host(rank), "this": False}
-        kept = picked(said, "containers", "late")
+        kept = picked(answer, "containers", "late")
         why = nodes.trouble.get(rank) or silence(rank)
-        found.append({**sound_summary(said), **kept, **about, "silent": why})
+        found.append({**sound_summary(answer), **kept, **about, "silent": why})
     return {**first, "containers": [], "nodes": found}
 
 
@@ -196,7 +196,7 @@ def answering(job: Running) -> Running:
     """Return the job. Raises SilentError if its launcher does not answer."""
     if job.silence:
         name = job.job or f"pod {job.pod}"
-        remedy = "`fg` in its shell continues it, `fleetrun stop` ends it."
+        remedy = "Run `fg` in its shell to continue the job, or `fleetrun stop` to end it."
         raise SilentError(
             f"{name} is running (pod {job.pod}, pid {job.pid}); its launcher does not answer: {job.silence}",
             hint=remedy if job.silence == STOPPED else None,
@@ -229,26 +229,26 @@ class StatusWatch:
         self._observer = Observer()
         self._status: Status = dict(job.status)
         self._silence = ""
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
         self._others: dict[str, Status] = {}
         self._others_due = 0.0
 
     @property
     def silent_for(self) -> float:
         """Seconds since the last answer."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_seen
 
     def look(self) -> Status | None:
         """Return the newest status, or None if the job has ended."""
         try:
             answer = self._ask()
-        except Gone:
+        except NoLauncher:
             return None
         except NoAnswer as silence:
             self._silence = str(silence)
         else:
             self._status, self._silence = unfolded(self._observer.complete(answer)), ""
-            self._heard = time.monotonic()
+            self._last_seen = time.monotonic()
         return {**self._wanted.shown(self._status), "silent": self._silence or None}
 
     def _ask(self) -> Status:

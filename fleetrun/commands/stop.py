@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
@@ -11,7 +10,7 @@ from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, nodes_of
 from fleetrun.commands.find import describe_end, find_running, job_title, running_job, started_here
 from fleetrun.commands.output import remark, write
 from fleetrun.console.text import printable
-from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
+from fleetrun.control.client import NoAnswer, NoLauncher, Running, Watched, ask, ask_by_signal
 from fleetrun.errors import LaunchError, UsageError
 
 _TIMEOUT = 5.0
@@ -19,21 +18,22 @@ _TIMEOUT = 5.0
 
 @click.command()
 @running_job
-@click.option("--now", is_flag=True, help="Kill the processes at once with SIGKILL, without SIGTERM.")
+@click.option("--now", is_flag=True, help="Kill the processes immediately with SIGKILL, without SIGTERM.")
 @node_options
-def command(job: str | None, now: bool, **options: Any) -> int:
+def command(job: str | None, now: bool, **options: object) -> int:
     """Stop a running job, and wait until all its processes have ended.
 
-    JOB is the name of a job, its pod, its script (train.py or train), its folder, or the beginning of a name.
-    Without JOB, the job that was started in this folder is meant; if there is none, the only one that runs,
-    and on a terminal fleetrun asks first.
+    JOB is the name of a job, its run ID (pod), script (train.py or train) or directory, or the start of its
+    name. The default is the job that you started in this directory, or else the only running job. In this
+    case fleetrun asks first, if you are on a terminal.
 
-    The processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout of the launch. A
-    second `fleetrun stop --now` kills them at once. A job on several machines ends on all of them. With
-    --node N only that node leaves; whether the others continue depends on --on_node_loss. This waits for the
-    processes of this machine; on other nodes they end within --stop_timeout after it.
+    The processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout of the job. A
+    second `fleetrun stop --now` kills them immediately. A job on several nodes ends on all nodes. With
+    --node N only this node leaves, and --on_node_loss decides whether the other nodes continue. The command
+    waits for the processes of this node. Processes on other nodes end at most --stop_timeout later.
 
-    A launcher that does not answer gets a signal instead; one that is stopped (Ctrl-Z) is continued first.
+    If the launcher does not answer, the command sends it a signal. A launcher that is stopped (Ctrl-Z)
+    continues first.
 
     \b
     Examples:
@@ -45,9 +45,9 @@ def command(job: str | None, now: bool, **options: Any) -> int:
     \b
     Exit codes:
       0    the job has ended
-      1    there is no such job, or a node or its store does not answer
-      2    JOB fits several jobs, or is needed: the job was started elsewhere
-      130  the answer was no; after Ctrl-C the job still stops
+      1    no such job exists, or a node or the store of the job does not answer
+      2    several jobs match JOB, or you must name a job of another directory
+      130  you answered no; after Ctrl-C the job still stops
     """
     where = read_where(options, {"JOB": job})
     if where.url is not None:
@@ -77,7 +77,9 @@ def _confirm(found: Running) -> None:
     Raises UsageError.
     """
     if not (sys.stdin and sys.stdin.isatty()):
-        raise UsageError("the job was not started here", hint=f"To stop it: fleetrun stop {found.pod}")
+        raise UsageError(
+            "the job was started in another directory", hint=f"To stop it: fleetrun stop {found.pod}"
+        )
     click.confirm("Stop it?", abort=True)
 
 
@@ -114,7 +116,7 @@ def _ask(job: Running, now: bool, watched: Watched) -> bool:
     """
     try:
         ask(job.socket, {"ask": "stop", "now": now}, _TIMEOUT)
-    except Gone:
+    except NoLauncher:
         return False
     except NoAnswer as silence:
         if not ask_by_signal(silence.pid or job.pid, now):

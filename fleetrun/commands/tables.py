@@ -86,12 +86,12 @@ class _Tables(click.Group):
 
 @click.group(cls=_Tables, no_args_is_help=False)
 def command() -> None:
-    """Inspect the tables of parameter servers: list those of a running job or of a save, show rows, compare
-    two saves, export and check.
+    """Inspect the tables of a running job, or saved tables: list them, show rows, compare, export and check.
 
-    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
-    SAVE is the folder or URL that fleet.save_persistables was given: a name of which there is a folder is a
-    save. No table is loaded as a whole.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
+
+    SAVE is the directory or URL that you passed to fleet.save_persistables. If a directory has the name of a
+    job, the command reads the directory. It never loads a table as a whole.
 
     \b
     Examples:
@@ -116,12 +116,12 @@ def command() -> None:
 @click.argument("where", metavar="[JOB|SAVE]", required=False)
 @json_option(help="Print one JSON document, for a job with each server.")
 def list_tables(where: str | None, in_json: bool) -> int:
-    """List the tables of JOB, summed over its servers: rows and their memory; rows that were made, refused by
-    the entry filter, evicted and removed by shrink since the servers started; pulls and pushes a second over
-    the last ten seconds, keys a pull, the part of them that had no row, and the largest load of a server as
-    a multiple of an equal share (skew).
+    """List the tables of JOB, summed over its servers. The columns are: rows and their memory; rows that were
+    created, refused by the entry filter, evicted and removed by shrink since the servers started; pulls and
+    pushes per second over the last ten seconds; keys per pull, and the share of keys without a row; the
+    largest load of a server as a multiple of an equal share (skew).
 
-    Or the tables of SAVE: rows, rows that its deltas have, values a row, type, rule and updates.
+    For SAVE, the columns are: rows, rows in its deltas, values per row, type, rule and updates.
     """
     if where is None or not _is_save(where):
         return _list_live(_job(where), in_json)
@@ -147,11 +147,10 @@ def list_tables(where: str | None, in_json: bool) -> int:
 @click.argument("words", metavar="[JOB|SAVE] TABLE KEY...", nargs=-1)
 @json_option()
 def show(words: Sequence[str], in_json: bool) -> int:
-    """Show rows of TABLE in JOB or SAVE: values, optimizer state, shows and clicks; or that a key has no row,
-    was removed or evicted, or waits for admission. Write -- before negative keys.
+    """Show rows of TABLE in JOB or SAVE: values, optimizer state, shows and clicks. For a key without a row,
+    show whether the row was removed or evicted, or waits for admission. Write -- before negative keys.
 
-    The rows of a job are those of its servers at that moment, and stay as they are: to show one is not a use
-    of it, and not a pull.
+    The command reads the current rows of the servers of a job, and does not count as a use or a pull.
     """
     where, wanted = _place_of(words)
     live = where is None or not _is_save(where)
@@ -178,8 +177,8 @@ def show(words: Sequence[str], in_json: bool) -> int:
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @json_option()
 def diff(save: str, other: str, names: Sequence[str], in_json: bool) -> int:
-    """Compare the sparse tables of SAVE and OTHER: rows that only one has, rows with other values, and the
-    largest and the mean difference of a value.
+    """Compare the sparse tables of SAVE and OTHER: rows that only one of them has, rows with different
+    values, and the largest and the mean difference of a value.
     """
     found = _ask("diff", save, other, *names)
     if in_json:
@@ -195,7 +194,9 @@ def diff(save: str, other: str, names: Sequence[str], in_json: bool) -> int:
 @command.command()
 @click.argument("save")
 @click.argument("name", metavar="TABLE")
-@click.option("-o", "--output", metavar="FILE", required=True, help="FILE.parquet or FILE.csv.")
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="File to write: FILE.parquet or FILE.csv."
+)
 def export(save: str, name: str, output: str) -> int:
     """Write the keys and values of TABLE in SAVE to a file, every row once: key, and values as a list
     (parquet) or in columns (csv).
@@ -210,8 +211,8 @@ def export(save: str, name: str, output: str) -> int:
 @command.command()
 @click.argument("save")
 def check(save: str) -> int:
-    """Read all files of SAVE: checksums, rows on a wrong server, keys that are there twice, values that are
-    not finite. The exit code is 1 if there is any problem.
+    """Check all files of SAVE for wrong checksums, rows on a wrong server, duplicate keys, and values that
+    are not finite. The exit code is 1 if the command finds a problem.
     """
     found = _ask("check", save)
     for problem in found["problems"]:
@@ -261,7 +262,7 @@ def _job(word: str | None) -> Running:
         if word is None:
             raise
         raise NoJobError(
-            f"{printable(word)} is neither a folder or URL with a save nor a job that is running here",
+            f"{printable(word)} is neither a directory or URL with saved tables, nor a job that runs here",
             hint=error.hint,
         ) from None
 
@@ -271,8 +272,8 @@ def _list_live(job: Running, in_json: bool) -> int:
     if not found["servers"]:
         raise NoTablesError(
             f"{job_title(job)} has reported no tables",
-            hint="Servers report them once trainer 0 has sent the initial values; a job without servers, or "
-            "without sparse tables, has none.",
+            hint="Servers report tables after trainer 0 has sent the initial values. A job without "
+            "servers or sparse tables has none.",
         )
     if in_json:
         print_json(found)

@@ -8,7 +8,7 @@ import click
 
 from fleetrun.commands.output import write
 
-_HELP = """Print a new random secret. All machines of a job need the same one.
+_HELP = """Print a new random token. All nodes of a job need the same token.
 
 \b
 Examples:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
 
 import click
 
@@ -22,14 +21,14 @@ from fleetrun.host.interpreter import check_package
 @running_job
 @interval_option(help="Seconds between two updates.")
 @node_options
-def command(job: str | None, interval: float, **options: Any) -> int:
+def command(job: str | None, interval: float, **options: object) -> int:
     """Show a running job live: all processes of all nodes, with their state, steps, step times and lateness.
 
-    JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
 
-    The keys are shown at the bottom: sort, filter, the stack and the log of a process, the tables of
-    parameter servers, restart and stop, which ask first. q leaves the job as it is. When the job ends, the
-    view stays and says how it ended. --job shows it on a host that runs no part of the job.
+    The bottom line shows the keys: sort, filter, the stack and the log of a process, the tables of parameter
+    servers, restart and stop. Restart and stop ask first. q leaves the view, and the job continues. When the
+    job ends, the view stays open and shows how it ended. --job works from a host outside of the job.
 
     Scripts use `fleetrun status --json` instead.
 
@@ -41,9 +40,9 @@ def command(job: str | None, interval: float, **options: Any) -> int:
 
     \b
     Exit codes:
-      0  it was left by q or Ctrl-C
-      1  there is no such job
-      2  JOB fits several jobs, or there is no terminal
+      0  you left the view with q or Ctrl-C
+      1  no such job exists
+      2  several jobs match JOB, or no terminal is connected
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
     check_interval(interval)
@@ -77,7 +76,7 @@ def _show(watch: StatusWatch | RemoteWatch, where: Where, interval: float) -> in
 
 
 def _check_terminal() -> None:
-    """Raises UsageError if there is no suitable terminal."""
+    """Raise UsageError if there is no suitable terminal."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(each is not None and each.isatty() for each in streams):
         what = "a terminal as standard input, output and error"

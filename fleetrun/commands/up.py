@@ -14,22 +14,23 @@ from fleetrun.errors import UsageError
 
 DEFAULT = "job.toml"
 
-_HELP = """Launch the job that the job file FILE describes (default: job.toml). It is short for
+_HELP = """Start the job that the job file FILE describes (default: job.toml). The command is short for
 
 \b
   fleetrun --config FILE [OPTIONS] [SCRIPT [ARGUMENTS]]
 
-FILE comes first. Any launch option may follow (`fleetrun --help`); options and their variables override the
-file. A SCRIPT and its ARGUMENTS replace those of the file.
+FILE comes first. Any launch option may follow (`fleetrun --help`). Options and environment variables override
+the file. SCRIPT and ARGUMENTS replace the script and the arguments of the file.
 
 \b
 Examples:
   fleetrun init && fleetrun up
   fleetrun up night.toml --trainer_num 4
   LR=0.2 fleetrun up night.toml             # if the file contains ${LR}
-  fleetrun up night.toml --dry_run          # what would be started
+  fleetrun up night.toml --dry_run          # print the plan, and start nothing
 
-Exit codes are those of a launch; 2 also if the job file cannot be read or is not valid.
+Exit codes are the codes of `fleetrun run`. Code 2 also means that the job file cannot be read or is not
+valid.
 """
 
 
@@ -53,7 +54,7 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
     if words and not words[0].startswith("-"):
         if not os.path.exists(words[0]):  # noqa: PTH110  (a Path raises for some names)
             raise UsageError(
-                f"fleetrun up: there is no job file {words[0]}", hint="`fleetrun init` writes a template."
+                f"fleetrun up: the job file {words[0]} does not exist", hint="`fleetrun init` writes one."
             )
         return ["--config", words[0], *words[1:]], environ
     script = read(words).script or ""
@@ -64,7 +65,7 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
         )
     if not Path(DEFAULT).exists():
         raise UsageError(
-            f"fleetrun up: no {DEFAULT} in this directory, and no other job file was given",
+            f"fleetrun up: this directory has no {DEFAULT}, and the command line names no other job file",
             hint="usage: fleetrun up FILE [OPTIONS]; `fleetrun init` writes a template.",
         )
     return ["--config", DEFAULT, *words], environ

@@ -6,7 +6,6 @@ The answer of a launcher is not trusted. Values of an unexpected type are not sh
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +15,7 @@ from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
 from fleetrun.commands.output import Cell, Column, NumberColumn, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
+from fleetrun.decoding import number_in
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.pod.process import signal_name
 from fleetrun.record.goodput import read_fields, share
@@ -32,6 +32,7 @@ STYLES = {
     "meeting": "cyan",
     "spare": "cyan",
     "starting": "cyan",
+    "waiting": "cyan",
 }
 """Colour of each state."""
 
@@ -49,10 +50,7 @@ def text_of(one: Fields, name: str) -> str:
 
 def number_of(one: Fields, name: str) -> float | None:
     """Return a field as a finite number, else None."""
-    value = one.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    return value
+    return number_in(one.get(name))
 
 
 def formatted(form: Callable[[float], str], value: float | None) -> str:
@@ -121,16 +119,6 @@ def node_lines(status: Fields, width: int | None) -> list[Text]:
     nodes = _shown_nodes(status)
     if not nodes:
         return []
-    # Launchers of earlier versions do not query other nodes. A launcher that is leaving the job does not
-    # either.
-    asked = (each for each in nodes if each.get("silent") or each.get("states"))
-    if status.get("only") is None and all(each.get("this") is True for each in asked):
-        names = (
-            f"{text_of(each, 'rank')} {text_of(each, 'title')}{' (here)' * (each.get('this') is True)}"
-            for each in nodes
-        )
-        known = Text("`fleetrun status` on each node shows its processes", "dim")
-        return [cut(each, width) for each in (Text(f"{len(nodes)} nodes: {', '.join(names)}"), known)]
     return table(_NODE_COLUMNS, [_node_row(each) for each in nodes], width)
 
 
@@ -281,7 +269,6 @@ def answer_time(status: Fields) -> float:
 
 
 def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
-    state = text_of(one, "state")
     started = number_of(one, "started")
     up = now - started if started is not None and one.get("alive") is True else None
     attempt = number_of(one, "attempt")
@@ -290,15 +277,15 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
         text_of(one, "name"),
         text_of(one, "rank"),
         text_of(one, "pid"),
-        (state_of(one), STYLES.get(state, "")),
+        state_cell(one),
         format_duration(up),
         format_count(attempt) if attempt else "",
         *usage_cells(one),
         step_of(one),
-        (loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
+        loss_cell(one),
         formatted(format_short, number_of(one, "rate")),
         _steps_a_second(one),
-        percent(None if (late := number_of(one, "late")) is None else 100 * late),
+        formatted("{:.0%}".format, number_of(one, "late")),
         (activity_or_last_line(one), "dim"),
     ]
 
@@ -317,18 +304,24 @@ def usage_cells(one: Fields) -> list[Cell]:
     ]
 
 
-def state_of(one: Fields) -> str:
-    """Return the state. A failed process shows its exit code or signal instead."""
-    code = one.get("exit")
-    if text_of(one, "state") == "failed" and isinstance(code, int):
-        return f"exit {code}" if code >= 0 else signal_name(-code)
-    return text_of(one, "state")
+def state_cell(one: Fields) -> Cell:
+    """Return the cell of the state. A failed process shows its exit code or signal instead."""
+    state, code = text_of(one, "state"), one.get("exit")
+    shown = state
+    if state == "failed" and isinstance(code, int):
+        shown = f"exit {code}" if code >= 0 else signal_name(-code)
+    return shown, STYLES.get(state, "")
 
 
 def loss_of(one: Fields) -> str:
     """Format the loss. JSON has `nan` and `inf` as strings."""
     loss = one.get("loss")
     return str(loss) if str(loss) in NO_NUMBERS else formatted(format_loss, number_of(one, "loss"))
+
+
+def loss_cell(one: Fields) -> Cell:
+    loss = loss_of(one)
+    return loss, "red" if loss in NO_NUMBERS else ""
 
 
 def step_of(one: Fields) -> str:

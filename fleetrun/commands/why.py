@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -25,14 +24,14 @@ _TIMEOUT = 10.0
 @running_job
 @json_option()
 @job_options
-def command(job: str | None, in_json: bool, **options: Any) -> int:
-    """Say which rank of JOB the others wait for, and where all ranks are, on all nodes.
+def command(job: str | None, in_json: bool, **options: object) -> int:
+    """Show which rank of JOB the others wait for, and where all ranks of all nodes are.
 
-    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
+    JOB is a job's name, run ID (pod), script or directory. The default is the job of this directory.
 
-    Each trainer's probe is asked which collectives it has entered and completed, and where its Python stack
-    is; nothing is stopped or changed. Waits of less than a second are not shown. Which ranks come late to
-    collectives again and again is shown as well.
+    The probe of each trainer reports its Python stack, and the collectives that it has entered and completed.
+    The trainers continue undisturbed. The command hides waits of less than a second, and also shows ranks
+    that often arrive late at collectives.
 
     \b
     Examples:
@@ -42,9 +41,9 @@ def command(job: str | None, in_json: bool, **options: Any) -> int:
 
     \b
     Exit codes:
-      0  it is shown where the ranks are
-      1  there is no such job, or its launcher does not answer
-      2  the command line is wrong, or JOB fits several jobs
+      0  the places of the ranks are printed
+      1  no such job exists, or its launcher does not answer
+      2  the command line is wrong, or several jobs match JOB
     """
     where = read_where(options, {"JOB": job})
     if where.url is not None:
@@ -55,7 +54,7 @@ def command(job: str | None, in_json: bool, **options: Any) -> int:
     except NoAnswer as silence:
         raise LaunchError(
             f"the launcher of {job_title(running)} does not answer ({silence})",
-            hint="`fleetrun stacks` reads the processes of this machine without it.",
+            hint="`fleetrun stacks` reads the processes of this node without the launcher.",
         ) from None
     _show({"version": 1, "job": running.job, "pod": running.pod, **answer}, in_json)
     return 0
@@ -72,23 +71,23 @@ def _why_at(where: Where, in_json: bool) -> int:
     """Show the diagnosis of a job on other hosts. Node 0 queries the other nodes. Return the exit code."""
     with nodes_at(where) as nodes:
         nodes.ask("why", {"json": True})
-        said = list(nodes.documents(0))
+        answer = nodes.answer(0)
         code = nodes.report()
-    if not said or not isinstance(said[-1], dict):
+    if answer is None:
         return code or 1
-    _show(said[-1], in_json)
+    _show(answer, in_json)
     return code
 
 
 def ask_why(running: Running, *, states: bool = False) -> Document:
     """Ask the launcher for its diagnosis. Raises NoAnswer.
 
-    `verdict` holds the diagnosis, or None. `ranks` holds the lines of the tree of all ranks. With `states`,
-    the answer also holds the answers of all probes.
+    `verdict` holds the diagnosis, or None if there is no diagnosis. `ranks` holds the lines of the tree of
+    all ranks. With `states`, the answer also holds the answers of all probes.
     """
     answer = ask(running.socket, {"ask": "why", "states": states}, _TIMEOUT)
     if not isinstance(answer.get("ranks"), list):
-        raise NoAnswer(str(answer.get("error", "it is of another version")))
+        raise NoAnswer(str(answer.get("error", "its fleetrun has another version")))
     return answer
 
 
@@ -98,9 +97,9 @@ def _lines(answer: Document) -> Iterator[str]:
         yield str(verdict.get("sentence"))
         yield from (f"    {row}" for row in verdict.get("stack", ()))
     else:
-        yield "No rank is known for which others wait."
+        yield "No rank is known that the others wait for."
     yield from map(str, answer.get("ranks", ()))
     late = (answer.get("late") or ())[:_MOST]
     if late:
-        said = (f"trainer {each['rank']} {each['share']:.0%} of the time" for each in late)
-        yield f"Late to collectives: {', '.join(said)}"
+        phrases = (f"trainer {each['rank']} {each['share']:.0%} of the time" for each in late)
+        yield f"Late to collectives: {', '.join(phrases)}"

@@ -17,13 +17,13 @@ _CAUSES = (
     # Memory, of the GPU and of the host
     (
         r"(?:CUDA|HIP) out of memory\. Tried to allocate ([\d.]+ \w+)",
-        "The memory of the GPU had no room for {} more. Fewer processes per GPU (--gpus), a smaller "
-        "batch, activation checkpointing; `nvidia-smi` shows what else uses the GPU.",
+        "The memory of the GPU had no room for {} more. Use fewer processes per GPU (--gpus), a smaller "
+        "batch or activation checkpointing. `nvidia-smi` shows other programs on the GPU.",
     ),
     (
         r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED",
-        "The memory of the GPU is full. Fewer processes per GPU (--gpus), a smaller batch, activation "
-        "checkpointing; `nvidia-smi` shows what else uses the GPU.",
+        "The memory of the GPU is full. Use fewer processes per GPU (--gpus), a smaller batch or activation "
+        "checkpointing. `nvidia-smi` shows other programs on the GPU.",
     ),
     (
         r"DataLoader worker[^\n]*(?:Bus error|shared memory)"
@@ -40,19 +40,19 @@ _CAUSES = (
     ),
     (
         r"can't allocate memory: you tried to allocate (\d+) bytes",
-        "{} bytes at once are more than this node has left, or than its limit allows (`ulimit -v`, the "
-        "memory limit of the container): often a size that was computed wrongly.",
+        "{} bytes are more than this node has free, or than its limit allows (`ulimit -v`, the memory limit "
+        "of the container). Often the script computed a wrong size.",
     ),
     (
         r"Cannot allocate memory|MemoryError|std::bad_alloc",
-        "The memory of this node, or of its limit (`ulimit -v`, the container), is used up. Every "
-        "process of a node has a copy of its own of what it loads.",
+        "The memory of this node, or its limit (`ulimit -v`, the container), is used up. Every process of a "
+        "node loads its own copy of the data.",
     ),
     # Limits and disks
     (
         r"Too many open files|received 0 items of ancdata",
-        "The limit of open files is reached: `ulimit -n 65536` before fleetrun, or "
-        "torch.multiprocessing.set_sharing_strategy('file_system') for data loaders.",
+        "The limit of open files is reached. Run `ulimit -n 65536` before fleetrun, or for data loaders "
+        "call torch.multiprocessing.set_sharing_strategy('file_system').",
     ),
     (
         r"can't start new thread|pthread_create failed|blas_thread_init"
@@ -76,8 +76,7 @@ _CAUSES = (
     ),
     (
         r"Stale file handle|Input/output error|Transport endpoint is not connected",
-        "A disk or a network file system has failed; see `dmesg`, and whether the mount is there on "
-        "this node.",
+        "A disk or a network file system has failed. See `dmesg`, and check that this node has the mount.",
     ),
     (
         r"No usable temporary directory found",
@@ -102,8 +101,8 @@ _CAUSES = (
     ),
     (
         r"Duplicate GPU detected",
-        "Two ranks use one GPU: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the "
-        "first collective, and give every rank a GPU of its own (--gpus).",
+        "Two ranks use one GPU: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first "
+        "collective, and give every rank its own GPU (--gpus).",
     ),
     (
         r"[Nn]o socket interface found|socketStartConnect[^\n]*failed|No route to host"
@@ -114,9 +113,9 @@ _CAUSES = (
     ),
     (
         r"connectFullMesh failed[^\n]*remote=\[127\.",
-        "Gloo was told that a rank is at an address of its own machine. On several nodes the host name of "
-        "one leads to 127.0.0.1 there: name the interface with GLOO_SOCKET_IFNAME, or give the name its "
-        "address in /etc/hosts (`fleetrun doctor` with the same --master tells). On one node that rank has "
+        "Gloo received a loopback address for a rank. On several nodes, the host name of one node means "
+        "127.0.0.1 there: name the interface with GLOO_SOCKET_IFNAME, or give the name its address in "
+        "/etc/hosts (`fleetrun doctor` with the same --master shows which). On one node, this rank has "
         "ended.",
     ),
     (
@@ -126,18 +125,17 @@ _CAUSES = (
     ),
     (
         r"client socket has timed out after \d+\s?ms while trying to connect to \(([^,)]+), (\d+)\)",
-        "No process listens at {}:{}: rank 0 has not come that far, has ended, or is behind a firewall.",
+        "No process listens at {}:{}: rank 0 has not started to listen, has ended, or is behind a firewall.",
     ),
     # GPUs and their driver
     (
         BROKEN_GPU + r"|Unable to determine the device handle",
-        "The GPU has failed: `nvidia-smi -q` and `dmesg | grep Xid` name it. Take the node out, or "
-        "reset the GPU.",
+        "The GPU has failed: `nvidia-smi -q` and `dmesg | grep Xid` name it. Reset it, or avoid this node.",
     ),
     (
         r"device-side assert triggered",
-        "An index was out of range on the GPU (often a label or a token beyond the classes); the line "
-        "above is a later one. CUDA_LAUNCH_BLOCKING=1 shows the call, a run on the CPU the value.",
+        "An index was out of range on the GPU, often a label or a token beyond the classes. The line above "
+        "is a later line. CUDA_LAUNCH_BLOCKING=1 shows the call, and a run on the CPU shows the value.",
     ),
     (
         r"no kernel image is available for execution",
@@ -175,13 +173,11 @@ _CAUSES = (
     # Installations
     (
         r"version `(GLIBC\w*_[\d.]+)' not found",
-        "A library was built for a newer system: this one has no {}. conda's `libstdcxx-ng`, or a build"
-        " for this system.",
+        "A library was built for a newer system with {}: install conda's `libstdcxx-ng`, or another build.",
     ),
     (
         r"(lib[\w+.-]+\.so[\w.]*): cannot open shared object file",
-        "The library {} is not installed on this node, or not in LD_LIBRARY_PATH; `ldd` shows what needs"
-        " it.",
+        "The library {} is not installed on this node, or not in LD_LIBRARY_PATH. `ldd` shows its user.",
     ),
     (
         r"undefined symbol: (\S+)",
@@ -199,16 +195,16 @@ _CAUSES = (
         "it.",
     ),
     (r"No module named '(?:numba|llvmlite)'", "Parameter servers need it: pip install 'fleetrun[ps]'."),
-    (r"No module named 'pkg_resources'", "Newer setuptools have none: pip install 'setuptools<81'."),
+    (r"No module named 'pkg_resources'", "Newer setuptools lack this module: pip install 'setuptools<81'."),
     (
         r"No module named 'paddle\b",
-        "fleetrun has no paddle: `from trainers import fleet` has the same calls, for torch. See "
+        "fleetrun does not contain paddle: `from trainers import fleet` has the same calls, for torch. See "
         "`fleetrun help paddle`.",
     ),
     (
         r"No module named '([\w.]+)'",
-        "The Python of this node does not find {}: fleetrun starts the Python that it is installed in "
-        "itself. `python -m pip install` with that one, or activate the right environment first.",
+        "The Python of this node does not find {}. fleetrun starts the Python in which fleetrun is "
+        "installed. Run `python -m pip install` with this Python, or activate the right environment first.",
     ),
     (
         r"certificate is not yet valid|certificate has expired",
@@ -236,9 +232,8 @@ _CAUSES = (
     ),
     (
         r"bdb\.BdbQuit",
-        "breakpoint() needs a terminal, and fleetrun's processes have none: run one process without "
-        "fleetrun (`python train.py`), or use a debugger that one connects to "
-        "(PYTHONBREAKPOINT=remote_pdb.set_trace, debugpy). `fleetrun stacks` shows where processes are.",
+        "pdb needs a terminal, and fleetrun's processes have none. `fleetrun debug` needs --probe on, and a "
+        "breakpoint in the process of the rank itself.",
     ),
     # Checkpoints
     (
@@ -274,9 +269,9 @@ _CAUSES = (
     ),
     (
         r"returned nan values in its|[Ll]oss is (?:nan|inf)|(?:nan|NaN|inf) (?:loss|gradient)",
-        "The training has diverged: a restart from the same checkpoint does the same. A smaller "
-        "learning rate, gradient clipping, or the batch of that step; torch.autograd.set_detect_anomaly"
-        " names the operation.",
+        "The training has diverged, and a restart from the same checkpoint repeats this. Try a smaller "
+        "learning rate or gradient clipping, or look at the batch of this step. "
+        "torch.autograd.set_detect_anomaly names the operation.",
     ),
     # Errors after another rank has ended
     (
@@ -285,13 +280,13 @@ _CAUSES = (
     ),
     (
         r"Timed out after \d+ seconds waiting for clients\. (\d+/\d+) clients joined",
-        "Only {} ranks have come to init_process_group in its timeout: the others have ended, or do not "
-        "reach MASTER_ADDR and MASTER_PORT of rank 0; their logs say which.",
+        "Only {} ranks reached init_process_group within its timeout. The others have ended, or cannot "
+        "reach MASTER_ADDR and MASTER_PORT of rank 0; their logs show which.",
     ),
     (
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for|timed out waiting for",
-        "A collective waited longer than the timeout of its process group for a rank that did not come:"
-        " `fleetrun why` names that rank while the job waits.",
+        "A collective waited longer than the timeout of its process group for a rank that never arrived. "
+        "`fleetrun why` names this rank while the job waits.",
     ),
 )  # fmt: skip
 """Patterns with their hints, specific patterns first. Each `{}` is replaced by a group of the pattern."""

@@ -41,7 +41,7 @@ class Output(Protocol):
     def room(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
     def attach(self, loop: Loop, emptied: Callback) -> None: ...
-    def drain(self, interrupted: int | None = None) -> None: ...
+    def drain(self, interrupted: int) -> None: ...
 
 
 class Console:
@@ -121,20 +121,20 @@ class Console:
         return LEVELS[level] >= self._level
 
     def debug(self, text: str) -> None:
-        self._say("DEBUG", text)
+        self._log("DEBUG", text)
 
     def info(self, text: str) -> None:
-        self._say("INFO", text)
+        self._log("INFO", text)
 
     def opening(self, text: str) -> None:
-        """Print a line of the start. The event `launch` of the event log holds the same facts."""
-        self._say("INFO", text, timed=not self._narrow)
+        """Print a line about the start of the job. The event `launch` holds the same facts."""
+        self._log("INFO", text, timed=not self._narrow)
 
     def warning(self, text: str) -> None:
-        self._say("WARNING", text, _YELLOW)
+        self._log("WARNING", text, _YELLOW)
 
     def error(self, text: str) -> None:
-        self._say("ERROR", text, _RED)
+        self._log("ERROR", text, _RED)
 
     def show(self, label: bytes, lines: bytes) -> None:
         """Print whole lines of a process, each after the label."""
@@ -151,7 +151,7 @@ class Console:
         rows = [self.paint(row, _RED) for row in self._wrap(cause)]
         self.block([*above, *rows], level="ERROR")
 
-    def _say(self, level: str, text: str, colour: str = "", *, timed: bool = True) -> None:
+    def _log(self, level: str, text: str, colour: str = "", *, timed: bool = True) -> None:
         if not self.enabled(level):
             return
         head = f"LAUNCH {level} " + (f"{self._stamp(time.time())} " if timed else "")
@@ -208,7 +208,9 @@ def wants_colour(environ: Environ, *outputs: int) -> bool:
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal at stderr, at least 40 columns. None if stderr is not a terminal."""
+    """Return the width of the terminal at stderr, at least 40 columns. Return None if stderr is not a
+    terminal.
+    """
     try:
         return max(40, os.get_terminal_size(2).columns)
     except OSError:
@@ -260,15 +262,14 @@ class Sink:
         if not self._armed:
             self._pump()
 
-    def drain(self, interrupted: int | None = None) -> None:
+    def drain(self, interrupted: int) -> None:
         """Write everything, however slow the reader is.
 
         Stop early if the reader has left or `interrupted` becomes readable.
         """
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
-        if interrupted is not None:
-            poll.register(interrupted, select.POLLIN)
+        poll.register(interrupted, select.POLLIN)
         while self._waiting and not self.closed:
             if self._writable():
                 self._write_some()

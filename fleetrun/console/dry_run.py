@@ -10,11 +10,11 @@ from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> Document:
+def plan_document(spec: PodSpec, environ: Environ, notifiers: str) -> Document:
     """Build the plan as a JSON document.
 
-    `environ` is the launcher's environment. Each process lists only its differences. `told`: the receivers of
-    notifications, and their events.
+    `environ` is the launcher's environment. Each process lists only its differences. `notifiers`: the
+    receivers of notifications, and their events.
     """
     return {
         "job": spec.job_id,
@@ -22,7 +22,7 @@ def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> Document:
         "pod": spec.name,
         "replicas": spec.replicas,
         "log_dir": str(spec.log_dir),
-        "notify": told or None,
+        "notify": notifiers or None,
         "pre_hook": list(spec.pre_hook.argv) if spec.pre_hook else None,
         "containers": [_container(each, environ) for each in spec.containers],
     }
@@ -42,25 +42,25 @@ def _container(spec: ContainerSpec, environ: Environ) -> Document:
     }
 
 
-def plan_as_json(spec: PodSpec, environ: Environ, told: str = "") -> str:
+def plan_as_json(spec: PodSpec, environ: Environ, notifiers: str) -> str:
     """Return the plan as indented JSON, in valid UTF-8."""
-    text = json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
+    text = json.dumps(plan_document(spec, environ, notifiers), indent=2, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()  # bytes that are not UTF-8 become JSON escapes
 
 
-def plan_as_text(spec: PodSpec, environ: Environ, told: str = "") -> list[str]:
+def plan_as_text(spec: PodSpec, environ: Environ, notifiers: str) -> list[str]:
     """Return the plan as lines for a person."""
-    plan = plan_document(spec, environ, told)
+    plan = plan_document(spec, environ, notifiers)
     count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
     lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]
     if plan["pre_hook"]:
         lines.append(f"before each start: {shlex.join(plan['pre_hook'])}")
-    if told:
-        lines.append(f"notifies {told}")
+    if notifiers:
+        lines.append(f"notifies {notifiers}")
     for container in plan["containers"]:
         lines += ["", f"{container['name']}  {container['endpoint']}"]
         lines.append(f"  command  {shlex.join(container['command'])}")
         lines.append(f"  log      {container['log']}")
         lines += [f"  {name}={value}" for name, value in container["environment"].items()]
-    lines += ["", "Ports and the pod name are examples: a launch chooses its own."]
+    lines += ["", "Ports and the pod name are examples: each run chooses its own."]
     return lines

@@ -38,7 +38,7 @@ class JsonConsole(Console):
         if self.enabled(level):
             self._event("message", level=level, text="\n".join(lines))
 
-    def _say(self, level: str, text: str, colour: str = "", *, timed: bool = True) -> None:
+    def _log(self, level: str, text: str, colour: str = "", *, timed: bool = True) -> None:
         if self.enabled(level):
             self._event("message", level=level, text=text)
 

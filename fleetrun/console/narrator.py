@@ -14,14 +14,13 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from fleetrun.aliases import Callback, Texts
+from fleetrun.aliases import Callback
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
     Tail,
     columns,
     cut,
     describe_duration,
-    format_bytes,
     format_count,
     format_loss,
     masked,
@@ -32,6 +31,7 @@ from fleetrun.console.text import (
 )
 from fleetrun.envs.channels import NEXT_OF_GROUP, cause_in
 from fleetrun.envs.contract import Role, is_owned
+from fleetrun.envs.settings.parsing import byte_size
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import (
     Ending,
@@ -63,7 +63,7 @@ class Narrator:
         self._console = console
         self._spec = spec
         self._catch_up = catch_up
-        self._told = False
+        self._announced = False
         self._alone = alone
 
     def handle(self, event: object) -> None:
@@ -72,8 +72,8 @@ class Narrator:
                 self._started(event.containers)
             case Ended(finished=True):
                 self._console.warning(
-                    f"{event.spec.title} {event.exit} in the exit of its interpreter. Its script had run to "
-                    "its end: that counts as completed. Often a call of "
+                    f"{event.spec.title} {event.exit} while its interpreter exited. Its script had "
+                    "ended, so the process counts as completed. Often a call of "
                     "torch.distributed.destroy_process_group() is missing"
                 )
             case Verdict():
@@ -92,8 +92,8 @@ class Narrator:
                 (self._console.info if event.requested else self._console.warning)(event.reason)
 
     def _started(self, containers: Sequence[Container]) -> None:
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self._console.opening(pod_line("Watching", self._spec, "running"))
         for each in containers:
             if each.process is not None:
@@ -104,12 +104,12 @@ class Narrator:
         if isinstance(decision, GiveUp) and not failure.alive and not failure.tolerated:
             return  # the report follows immediately and contains everything
         self._catch_up()
-        said = [failure_summary(ended, read_tail(ended.spec.log))]
+        parts = [failure_summary(ended, read_tail(ended.spec.log))]
         for spec, record in failure.earlier:
             line = printable(cause_in(record.message))
-            said.append(f"{spec.title} had failed before: {line}")
-        said.append(self._answer(failure))
-        self._console.error("; ".join(said))
+            parts.append(f"{spec.title} had failed before: {line}")
+        parts.append(self._answer(failure))
+        self._console.error("; ".join(parts))
 
     def _hung(self, hang: Hang) -> None:
         self._catch_up()
@@ -137,7 +137,7 @@ class Narrator:
     def _restart_asked(self, event: RestartAsked) -> None:
         there = event.containers
         what = there[0].spec.title if len(there) == 1 else f"all {len(there)} processes"
-        self._console.info(f"{event.command} asks for a restart of {what}")
+        self._console.info(f"restart of {what} by {event.command}")
 
 
 def _titles(containers: Sequence[Container]) -> str:
@@ -153,7 +153,6 @@ def _restart(decision: Restart, what: str) -> str:
 # ---- The lines at the start of a run: the lines of Paddle's documents, and between them the processes, the
 # nodes and the settings. All settings and the environments are only shown for debugging.
 
-_TABLE_WIDTH = 89
 _LONGEST_VALUE = 40
 _MOST_SETTINGS = 12
 
@@ -219,12 +218,12 @@ def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
 
     The origin is omitted for settings from the command line.
     """
-    told = [
+    shown = [
         f"{name}={_shortened(value)}" + ("" if origin.startswith("-") else f" ({origin})")
         for name, value, origin in rows[:_MOST_SETTINGS]
     ]
     more = f", and {len(rows) - _MOST_SETTINGS} more" if len(rows) > _MOST_SETTINGS else ""
-    return f"Settings: {', '.join(told)}{more} (-v shows more)"
+    return f"Settings: {', '.join(shown)}{more} (-v shows more)"
 
 
 def _shortened(value: str) -> str:
@@ -237,7 +236,7 @@ def pod_line(verb: str, spec: PodSpec, status: str) -> str:
 
 
 def environment_tables(spec: PodSpec) -> list[str]:
-    """Build a table for the first process of each role, as Paddle's launcher prints it."""
+    """List the variables of the first process of each role, under the title that Paddle's launcher prints."""
     lines: list[str] = []
     for role in Role:
         group = [each for each in spec.containers if each.role is role]
@@ -247,8 +246,7 @@ def environment_tables(spec: PodSpec) -> list[str]:
             lines += [
                 f"Local {role} start {len(group)} processes. "
                 "First process distributed environment info (Only For Debug):",
-                *_table(masked(shown)),
-                "",
+                *(f"    {name}={_shortened(value)}" for name, value in masked(shown).items()),
             ]
     return lines
 
@@ -256,21 +254,6 @@ def environment_tables(spec: PodSpec) -> list[str]:
 _ALSO = frozenset(
     {"CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
 )
-
-
-def _table(rows: Texts) -> list[str]:
-    inner = _TABLE_WIDTH - 2
-    rule = "    +" + "=" * inner + "+"
-    lines = [
-        rule,
-        "    |" + f"{'Distributed Envs':>40}{'Value':^{inner - 40}}" + "|",
-        "    +" + "-" * inner + "+",
-    ]
-    for name, value in rows.items():
-        room = inner - 42
-        shown = value if len(value) <= room else f"... {value[-(room - 4) :]}"
-        lines.append("    |" + f"{name:>40}  {shown:^{room}}" + "|")
-    return [*lines, rule]
 
 
 # ---- The failure report fits one screen: which process failed first, how and when, its last output, and
@@ -281,10 +264,10 @@ _LOG_LINES = 10
 _LOG_INDENT = 6
 _OTHERS_KILL = "fleetrun did not send this SIGKILL"
 _KILLED = (
-    f"{_OTHERS_KILL}. Probably memory ran out: see `dmesg`, and the memory limit of the container or the "
-    "batch system. Otherwise a person or the batch system sent it."
+    f"{_OTHERS_KILL}. Probably memory ran out: see `dmesg`, and the memory limit of the container or "
+    "the batch system. Otherwise a person or the batch system sent the signal."
 )
-_KILLED_SMALL = f"{_OTHERS_KILL}: the script itself, a person or the batch system did."
+_KILLED_SMALL = f"{_OTHERS_KILL}. The script itself, a person or the batch system sent the signal."
 _SMALL = 10
 """A process that never used a tenth of the node's memory was probably not killed for lack of memory."""
 
@@ -316,7 +299,7 @@ _PERHAPS = "perhaps out of memory"
 
 
 def _lack_of_memory(ended: Ended) -> list[str]:
-    """Describe a probable lack of memory. Empty if it is unlikely."""
+    """Describe a probable lack of memory. The result is empty if it is unlikely."""
     if ended.killed and _was_small(ended):
         return []
     return [*([_PERHAPS] if ended.killed else []), *_peak_memory(ended)]
@@ -330,7 +313,7 @@ def _was_small(ended: Ended) -> bool:
 def _peak_memory(ended: Ended) -> list[str]:
     """Return the peak memory of a process that may have ended for lack of memory."""
     known = ended.peak_memory is not None and (ended.killed or ended.out_of_memory)
-    return [f"peak memory {format_bytes(ended.peak_memory or 0)}"] if known else []
+    return [f"peak memory {byte_size(ended.peak_memory or 0)}"] if known else []
 
 
 def error_line(ended: Ended, tail: Tail) -> str:
@@ -338,8 +321,8 @@ def error_line(ended: Ended, tail: Tail) -> str:
     if ended.record is not None and ended.record.message:
         return printable(cause_in(ended.record.message))
     if ended.exit.signal == signal.SIGABRT:  # a C++ exception ends a process this way
-        said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
-        if found := next(filter(None, said), ""):
+        messages = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
+        if found := next(filter(None, messages), ""):
             return found
     return cause_in("\n".join([*tail.traceback, *tail.after]))
 
@@ -348,7 +331,7 @@ _WHAT = "  what():  "
 
 
 def format_failure(
-    result: JobResult, tail: Tail, *, width: int, log_full: bool = False, hints: Sequence[str] = ()
+    result: JobResult, tail: Tail, *, width: int, log_full: bool, hints: Sequence[str]
 ) -> list[str]:
     """Return the lines of the report for `result.cause`, whose log ends in `tail`.
 
@@ -374,8 +357,8 @@ def format_failure(
     lines += [*wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width) if verdict is None else _in_one_line(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
-    told = [*hints, *(_hints(ended, tail, log_full) if verdict is None else ())]
-    lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
+    all_hints = [*hints, *(_hints(ended, tail, log_full) if verdict is None else ())]
+    lines += [row for hint in all_hints for row in wrapped(f"Hint: {hint}", width)]
     log = "Log" if verdict is not None or not _traceback(ended, tail) else "Whole traceback"
     return [*lines, f"{log}: {_short_path(ended.spec.log)}", cause_line(result, tail)]
 
@@ -443,12 +426,12 @@ def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
     traceback = _traceback(ended, tail)
     if not traceback:
         shown = _rows([*tail.before, *tail.after], width)[-(_LOG_LINES + 5) :]
-        return ["Its last lines:", *shown] if shown else ["It printed nothing."]
+        return ["Its last lines:", *shown] if shown else ["The process printed nothing."]
     from fleetrun.console.frames import folded
 
     rest = _rest_of_message(ended, tail)
-    told = [] if ended.record is not None else tail.after[:rest]
-    rows = _middle_out(_rows([*folded(traceback), *told], width), _TRACEBACK_LINES)
+    own_lines = [] if ended.record is not None else tail.after[:rest]
+    rows = _middle_out(_rows([*folded(traceback), *own_lines], width), _TRACEBACK_LINES)
     after = _rows([line for line in tail.after[rest:] if line.strip()], width)[-_LOG_LINES // 2 :]
     return [*rows, *(["After that:", *after] if after else [])]
 
@@ -515,14 +498,14 @@ def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
     from fleetrun.console.causes import known_cause
 
     record = ended.record
-    said = [] if record is None else [record.message, record.traceback]
+    texts = [] if record is None else [record.message, record.traceback]
     ending = "\n".join([*tail.traceback, *tail.after])
-    hint = known_cause([*said, ending, "\n".join(tail.before[-_LOG_LINES:])], ended.exit.signal)
+    hint = known_cause([*texts, ending, "\n".join(tail.before[-_LOG_LINES:])], ended.exit.signal)
     hints = [hint] if hint else []
     if ended.killed:
         hints.append(_KILLED_SMALL if _was_small(ended) else _KILLED)
     if log_full:
-        hints.append(f"The disk of {ended.spec.log.parent} is full: output may be lost, or be what ended it.")
+        hints.append(f"The disk of {ended.spec.log.parent} is full. Output may be lost.")
     return hints
 
 
@@ -570,5 +553,5 @@ def stop_report(result: JobResult, width: int) -> list[str]:
 
 def hang_places(hang: Hang, width: int) -> list[str]:
     """Return the places of the processes, the outlier first."""
-    lines = hang.stacks or ("Where its processes are is not known.",)
+    lines = hang.stacks or ("The places of the processes are unknown.",)
     return [row for each in lines for row in wrapped(f"  {printable(each)}", width)]

@@ -134,7 +134,7 @@ class StatusLine:
     def attach(self, loop: Loop, emptied: Callback) -> None:
         self._sink.attach(loop, emptied)
 
-    def drain(self, interrupted: int | None = None) -> None:
+    def drain(self, interrupted: int) -> None:
         self._sink.drain(interrupted)
 
     def write(self, data: bytes) -> None:

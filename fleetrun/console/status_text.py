@@ -23,13 +23,13 @@ from fleetrun.console.text import (
 )
 from fleetrun.frozen import frozen
 
-_SHOWN_STATES = ("starting", "restarting", "leaving", "ending")
+_SHOWN_STATES = ("starting", "restarting", "leaving", "ending", "waiting")
 _MISSING_NODES_SHOWN = 2
 _SEPARATOR = " | "
 _BAR_WIDTH = 10
 _LONGEST_ACTIVITY = 60
 _SILENT = 20.0  # seconds
-_STOP_TOLD = 2.0
+_STOP_SHOWN_AFTER = 2.0
 _ROLES = {
     "node": "nodes",
     "ps": "servers",
@@ -95,7 +95,7 @@ def status_fields(
         activity = CurrentActivity(f"waiting for {store['name']}{_time_left(store)}")
     elif waiting:
         activity = _waiting_for_nodes(waiting)
-    elif (stopping_for or 0.0) >= _STOP_TOLD:
+    elif (stopping_for or 0.0) >= _STOP_SHOWN_AFTER:
         activity = _waiting_for_ends(containers, stopping_for or 0.0)
     else:
         activity = _first_activity([*trainers, *containers])
@@ -200,7 +200,7 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
         duration = (
             format_duration(status.silent_for) if status.silent_for >= 60 else f"{status.silent_for:.0f} s"
         )
-        texts.append((1, f"no sign of life for {duration}: {status.waits_for or 'fleetrun stacks'}"))
+        texts.append((1, f"no activity for {duration}: {status.waits_for or 'fleetrun stacks'}"))
     if status.activity is not None:
         texts.append((2, activity_text(status.activity)))
     return [(rank, position, text) for position, (rank, text) in enumerate(texts)]

@@ -103,15 +103,6 @@ def format_speed(samples: Iterable[float | None], step_seconds: float | None) ->
     return f"{format_short(1 / step_seconds)} steps/s" if step_seconds else ""
 
 
-def format_bytes(number: float) -> str:
-    """Format bytes in powers of 1024, such as `87 KiB`, `312 MiB` or `3.1 GiB`."""
-    if 0 < number < 1024**2 / 2:
-        return f"{number / 1024:.0f} KiB"
-    if number < 1024**3:
-        return f"{number / 1024**2:.0f} MiB"
-    return f"{number / 1024**3:.1f} GiB"
-
-
 def format_duration(seconds: float | None) -> str:
     """Format a duration, such as `45s`, `12m34s`, `1h02m` or `3d04h`. Empty for an unknown duration."""
     if seconds is None or not math.isfinite(seconds):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fleetrun import files
 from fleetrun.aliases import Document, Environ, Fields
+from fleetrun.decoding import read_object
 from fleetrun.files import peer, short_socket_path
 from fleetrun.frozen import frozen_by_name
 from fleetrun.proc import read_stat, readable
@@ -42,7 +43,7 @@ class NoAnswer(Exception):
         self.pid = pid
 
 
-class Gone(NoAnswer):
+class NoLauncher(NoAnswer):
     """The launcher does not exist, or has ended."""
 
 
@@ -90,7 +91,7 @@ class Question:
             with short_socket_path(path) as name:
                 self._socket.connect(name)
         except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
-            raise Gone("no launcher listens there") from None
+            raise NoLauncher("no launcher listens at its socket") from None
         except (TimeoutError, BlockingIOError):
             raise NoAnswer("it is busy or stopped") from None
         except OSError as error:
@@ -109,19 +110,16 @@ class Question:
         """Wait for the answer. You may call it only once."""
         with self._socket:
             line = self._line()
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            raise NoAnswer("its protocol version is incompatible", self.pid) from None
-        if not isinstance(answer, dict):
+        answer = read_object(line)
+        if answer is None:
             raise NoAnswer("its protocol version is incompatible", self.pid)
         if "error" in answer:
             raise NoAnswer(str(answer["error"]), self.pid)
         return _seen_from_here(answer, self.pid)
 
     def _line(self) -> bytes:
-        said = bytearray()
-        while not said.endswith(b"\n") and len(said) < _LONGEST:
+        content = bytearray()
+        while not content.endswith(b"\n") and len(content) < _LONGEST:
             self._patience()
             try:
                 data = self._socket.recv(1 << 20)
@@ -130,9 +128,9 @@ class Question:
             except OSError:
                 data = b""
             if not data:
-                raise Gone("it has just ended", self.pid)
-            said += data
-        return bytes(said)
+                raise NoLauncher("it has just ended", self.pid)
+            content += data
+        return bytes(content)
 
     def _patience(self) -> None:
         """Set the socket's timeout for the next step: the remaining time, or a look without waiting."""
@@ -145,8 +143,8 @@ def _seen_from_here(answer: Document, pid: int) -> Document:
     A launcher in another pid namespace uses IDs that belong to other processes here. The kernel reports the
     ID of the launcher here, `pid`. The IDs of the other processes are then unknown.
     """
-    said = answer.get("pid")
-    if said == pid or not isinstance(said, int) or not 0 < said < 1 << 31:
+    reported = answer.get("pid")
+    if reported == pid or not isinstance(reported, int) or not 0 < reported < 1 << 31:
         return answer
     there = answer.get("containers")
     if isinstance(there, list):
@@ -184,10 +182,9 @@ def run_folders(environ: Environ) -> list[Path]:
 def trusted(folder: Path) -> bool:
     """Return True if only this user can write to this directory."""
     try:
-        found = folder.lstat()
+        return files.only_ours(folder.lstat())
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def control_sockets(folder: Path) -> list[Path]:
@@ -275,7 +272,7 @@ def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running
     paths = [path for folder in run_folders(environ) for path in control_sockets(folder)]
     found = []
     for path, answer in zip(paths, ask_all(paths, {"ask": "status"}, timeout), strict=True):
-        if isinstance(answer, Gone):
+        if isinstance(answer, NoLauncher):
             remove_dead_sockets(path)
         elif isinstance(answer, NoAnswer):
             found.append(_silent(path, answer.pid, str(answer)))

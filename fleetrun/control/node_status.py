@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fleetrun.aliases import Document, Fields
+from fleetrun.decoding import number_in
 from fleetrun.record.journal import objects_in, plain
 
 Status = Document
@@ -58,12 +59,12 @@ def pack(status: Fields, brief: bool, most: int) -> bytes:
     The tables of the node's servers are dropped first, then the lateness of the job's ranks.
     """
     containers = [_packed_container(each) for each in status["containers"]]
-    said = summary(status)
+    fields = summary(status)
     late = [{name: each[name] for name in _OF_A_LATE_RANK} for each in status.get("late") or ()]
     kept = 0 if brief else len(containers)
     while True:
         part = {"containers": containers[:kept], "left_out": len(containers) - kept, "late": late}
-        text = json.dumps(plain(said if brief else {**said, **part}), separators=(",", ":"))
+        text = json.dumps(plain(fields if brief else {**fields, **part}), separators=(",", ":"))
         data = zlib.compress(text.encode(), 1)
         if len(data) <= most:
             return data
@@ -87,47 +88,45 @@ def _packed_container(container: Fields) -> Status:
 def unpack(data: bytes) -> Status | None:
     """Unpack the known fields, each in a harmless form. Return None if no node can have sent this."""
     try:
-        said = json.loads(zlib.decompressobj().decompress(data, _UNPACKED))
+        fields = json.loads(zlib.decompressobj().decompress(data, _UNPACKED))
     except _WRONG:
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("states"), dict):
+    if not isinstance(fields, dict) or not isinstance(fields.get("states"), dict):
         return None
-    states = said["states"]
-    found = {**_plain(said, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
-    if isinstance(said.get("late"), list):
-        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in objects_in(said, "late")]
-    if not isinstance(said.get("containers"), list):
+    states = fields["states"]
+    found = {**_plain(fields, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
+    if isinstance(fields.get("late"), list):
+        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in objects_in(fields, "late")]
+    if not isinstance(fields.get("containers"), list):
         return found
-    there = [_container(each) for each in objects_in(said, "containers")]
-    return {**found, "containers": there, **_plain(said, ("left_out",))}
+    there = [_container(each) for each in objects_in(fields, "containers")]
+    return {**found, "containers": there, **_plain(fields, ("left_out",))}
 
 
-def _container(said: Status) -> Status:
-    activity = said.get("activity")
+def _container(fields: Status) -> Status:
+    activity = fields.get("activity")
     doing = _plain(activity, ("what", "done", "of")) if isinstance(activity, dict) else None
-    return {**_plain(said, _OF_A_CONTAINER), "activity": doing, **_of_a_server(said)}
+    return {**_plain(fields, _OF_A_CONTAINER), "activity": doing, **_of_a_server(fields)}
 
 
-def _of_a_server(said: Status) -> Status:
+def _of_a_server(fields: Status) -> Status:
     found: Status = {}
-    if isinstance(said.get("server"), dict):
-        found["server"] = _numbers(said["server"])
+    if isinstance(fields.get("server"), dict):
+        found["server"] = _numbers(fields["server"])
     for name in ("tables", "hot"):
-        if isinstance(said.get(name), dict):
-            found[name] = {table: _numbers(it) for table, it in said[name].items() if isinstance(it, dict)}
+        if isinstance(fields.get(name), dict):
+            found[name] = {table: _numbers(it) for table, it in fields[name].items() if isinstance(it, dict)}
     return found
 
 
-def _numbers(said: Status) -> Status:
+def _numbers(fields: Status) -> Status:
+    return {name: number for name, number in fields.items() if number_in(number) is not None}
+
+
+def _plain(fields: Status, names: Iterable[str]) -> Status:
     return {
-        name: number
-        for name, number in said.items()
-        if isinstance(number, int | float) and not isinstance(number, bool)
+        name: fields[name] for name in names if name in fields and not isinstance(fields[name], dict | list)
     }
-
-
-def _plain(said: Status, names: Iterable[str]) -> Status:
-    return {name: said[name] for name in names if name in said and not isinstance(said[name], dict | list)}
 
 
 def with_answers(status: Status, found: Mapping[int, bytes | None], within: float) -> Status:
@@ -157,22 +156,22 @@ def _unfolded(node: Status, status: Fields) -> Status:
     node = dict(node)
     packed = node.pop("packed", None)
     if node.get("this") is True:
-        said: Status | None = {
+        fields: Status | None = {
             **sound_summary(status),
             "containers": status.get("containers"),
             "left_out": 0,
         }
     elif isinstance(packed, str):
-        said = _decoded(packed)
+        fields = _decoded(packed)
     else:
         return {**node, "silent": node.get("silent")}
-    if said is None:
-        return {**node, "silent": "it says what this fleetrun does not understand"}
-    return {**said, **node, "silent": None}
+    if fields is None:
+        return {**node, "silent": "this fleetrun does not understand its answer"}
+    return {**fields, **node, "silent": None}
 
 
 def sound_summary(status: Fields) -> Status:
-    """Return the `summary` of a status of any form, or an empty one."""
+    """Return the `summary` of a status, or an empty one if the status is malformed."""
     try:
         return summary(status)
     except (LookupError, TypeError):

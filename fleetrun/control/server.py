@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun import files
 from fleetrun.aliases import Callback, Clock, Document, Environ, Fields
+from fleetrun.decoding import read_object
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
-from fleetrun.files import peer, short_socket_path
+from fleetrun.files import peer, socket_at
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.events import Detail, Findings, lateness_fields, verdict_fields
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 # disconnected after a while.
 
 Message = Document
-Say = Callable[[Message], None]
-Later = Callable[[Say], None]
+Reply = Callable[[Message], None]
+Later = Callable[[Reply], None]
 """Calls its argument once with the answer, as soon as the answer exists."""
 
 Answer = Callable[[Message], Message | Later]
@@ -60,12 +61,7 @@ class Server:
         self._answer = answer
         self._talks: dict[_Talk, None] = {}  # oldest first
         self._pause: Timer | None = None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            self._made = _listen(self._socket, path)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket, self._made = _listening(path)
         loop.add(self._socket.fileno(), self._called)
 
     def close(self) -> None:
@@ -101,18 +97,17 @@ class Server:
         self._loop.add(self._socket.fileno(), self._called)
 
 
-def _listen(made: socket.socket, path: Path) -> int:
-    """Bind and listen before the socket gets its name, because a command removes a socket without a listener.
+def _listening(path: Path) -> tuple[socket.socket, int]:
+    """Return a socket that listens, and the number of its inode.
 
-    Return the number of its inode.
+    It listens before it gets its name, because a command removes a socket without a listener.
     """
     aside = path.with_name(f".{path.name}")
     aside.unlink(missing_ok=True)
-    with short_socket_path(aside) as name:
-        made.bind(name)
+    made = socket_at(aside, socket.SOCK_STREAM)
     aside.chmod(0o600)
     made.listen(MOST)
-    return aside.rename(path).lstat().st_ino
+    return made, aside.rename(path).lstat().st_ino
 
 
 def may_ask(uid: int, own: int) -> bool:
@@ -135,7 +130,7 @@ class _Talk:
         self._left = memoryview(b"")
         self._limit = loop.after(PATIENCE, self.end)
         caller.setblocking(False)
-        loop.add(caller.fileno(), self._hear, READ)
+        loop.add(caller.fileno(), self._receive, READ)
 
     def end(self) -> None:
         """End the conversation. A later answer is dropped."""
@@ -144,7 +139,7 @@ class _Talk:
         self._caller.close()
         self._over(self)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._caller.recv(LONGEST)
         except BlockingIOError:
@@ -157,13 +152,13 @@ class _Talk:
             self._loop.remove(self._caller.fileno())
             answer = _answered(line if newline else None, self._answer, self._asker)
             if callable(answer):
-                answer(self._say)
+                answer(self._reply)
             else:
-                self._say(answer)
+                self._reply(answer)
         elif not data:
             self.end()
 
-    def _say(self, answer: Message) -> None:
+    def _reply(self, answer: Message) -> None:
         """Send an answer. The client may have disconnected."""
         if self._caller.fileno() < 0:
             return
@@ -188,12 +183,9 @@ def _answered(line: bytes | None, answer: Answer, asker: tuple[int, int]) -> Mes
     """Answer a line. The question carries `asker`, the process and user of the client."""
     if line is None:
         return {"error": f"a question has at most {LONGEST} bytes"}
-    try:
-        question = json.loads(line)
-    except (ValueError, RecursionError):
-        return {"error": "a question is one line of JSON"}
-    if not isinstance(question, dict):
-        return {"error": "a question is a JSON object"}
+    question = read_object(line)
+    if question is None:
+        return {"error": "a question is a JSON object on one line"}
     return answer({**question, "asker": asker})
 
 
@@ -218,7 +210,7 @@ class JobStatus(State):
     `clock` is the clock of the event log.
     """
 
-    def __init__(self, reports: Reports | None = None, clock: Clock = time.time) -> None:
+    def __init__(self, reports: Reports, clock: Clock) -> None:
         super().__init__()
         self.goodput = Goodput()
         self._reports = reports
@@ -269,18 +261,20 @@ class JobStatus(State):
         return None if until is None else max(0.0, round(until - self._clock(), 3))
 
     def stopping_for(self) -> float | None:
-        """Return for how many seconds the processes of this node have been stopping, or None."""
+        """Return for how many seconds the processes of this node have been stopping, or None if they are not
+        stopping.
+        """
         return None if self.stopping_since is None else self._clock() - self.stopping_since
 
     def waits_for(self) -> str:
-        """Return the diagnosis since the last activity in a short form. Empty without a diagnosis."""
-        said = self.verdict
-        if said is None or said["kind"] == "straggler":
+        """Return the diagnosis since the last activity in a short form. Return "" without a diagnosis."""
+        verdict = self.verdict
+        if verdict is None or verdict["kind"] == "straggler":
             return ""
-        if (self.silent_for() or 0.0) < self._clock() - said["time"]:
+        if (self.silent_for() or 0.0) < self._clock() - verdict["time"]:
             return ""
-        ranks = f"trainer {ranks_in_words(said['ranks'])}, " if said["ranks"] else ""
-        return f"{said['kind']}: {ranks}fleetrun why"
+        ranks = f"trainer {ranks_in_words(verdict['ranks'])}, " if verdict["ranks"] else ""
+        return f"{verdict['kind']}: {ranks}fleetrun why"
 
     def silent_for(self) -> float | None:
         """Return the seconds without output or report of any trainer on this node. None unless
@@ -296,7 +290,7 @@ class JobStatus(State):
             known = self.processes.get(each.name)
             started = known.started if known is not None else None
             ages.append(0.0 if started is None else self._clock() - started)
-            reported = self._reports.age(each.name) if self._reports is not None else None
+            reported = self._reports.age(each.name)
             ages += [] if reported is None else [reported]
             with suppress(OSError):  # its time comes from the clock of the machine, which may have been set
                 ages.append(time.time() - each.log.stat().st_mtime)
@@ -345,23 +339,29 @@ class JobStatus(State):
         }
 
     def _progress(self, name: str) -> Document:
-        reports = self._reports if name else None
-        report = None if reports is None else reports.latest(name)
-        activity = None if report is None else report.activity
-        rate, step_seconds, left = (None,) * 3 if reports is None else reports.speeds(name)
+        report = self._reports.latest(name) if name else None
+        if report is None:
+            return dict.fromkeys(_OF_REPORTS)
+        rate, step_seconds, left = self._reports.speeds(name)
+        activity = report.activity
         return {
-            "step": None if report is None else report.step,
-            "of": None if report is None else report.of,
+            "step": report.step,
+            "of": report.of,
             "left": left,
-            "samples": None if report is None else report.samples,
-            "loss": None if report is None else report.loss,
+            "samples": report.samples,
+            "loss": report.loss,
             "rate": rate,
             "step_seconds": step_seconds,
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
-            "server": None if report is None or not report.server else report.server,
-            "tables": None if report is None or not report.tables else report.tables,
-            "hot": None if report is None or not report.hot else report.hot,
+            "server": report.server or None,
+            "tables": report.tables or None,
+            "hot": report.hot or None,
         }
+
+
+_OF_REPORTS = (
+    "step", "of", "left", "samples", "loss", "rate", "step_seconds", "activity", "server", "tables", "hot",
+)  # fmt: skip
 
 
 def _gpus(env: Environ) -> str:
@@ -397,9 +397,9 @@ class Others(Protocol):
     """Seconds in which they answer."""
 
     def ask(
-        self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
+        self, verb: str, options: Fields, then: Callable[[Mapping[int, object]], None], rank: int | None, /
     ) -> None:
-        """Pass the answers (`node_status.pack`) of all nodes, or of the node with this rank, to `then`. None
+        """Pass the answers of all nodes, or of the node with this rank, to `then`. Each has its `data`. None
         stands for a missing answer.
         """
         ...
@@ -423,7 +423,7 @@ class Control:
     """The answers to commands that send requests to this launcher.
 
     `stop` ends the job for a command, immediately or not. `restart` restarts the process of this name for a
-    command, and returns the reason if it refuses. `tell` shows a line on the launcher's terminal. `others`
+    command, and returns the reason if it refuses. `report` shows a line on the launcher's terminal. `others`
     are the other nodes of the job. `why` finds the rank that the others wait for.
     """
 
@@ -433,9 +433,9 @@ class Control:
         job_status: JobStatus,
         stop: Callable[[str, bool], None],
         restart: Callable[[str, str], str],
-        tell: Callable[[str], None],
-        others: Others | None = None,
-        why: Callable[[Detail, Callable[[Findings], None]], None] | None = None,
+        report: Callable[[str], None],
+        others: Others | None,
+        why: Callable[[Detail, Callable[[Findings], None]], None],
     ) -> None:
         self._job_status = job_status
         self.address: Document = {}
@@ -445,7 +445,7 @@ class Control:
         self._why = why
         self._others = others
         self._loop = loop
-        self._told = tell
+        self._report = report
         self._server: Server | None = None
         self._timer: Timer | None = None
 
@@ -457,12 +457,11 @@ class Control:
         """
         self._timer = self._loop.after(_RENEW_EVERY, partial(self._renew, runtime, renew))
         try:
-            files.make_run_folder(runtime)
             path = files.control_socket(runtime, self._job_status.launch["pod"])
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error
-            self._told(f"`fleetrun status` will not find this job: no socket in {runtime}: {why}")
+            self._report(f"`fleetrun status` will not find this job: no socket in {runtime}: {why}")
 
     def _renew(self, runtime: Path, renew: Sequence[Callback]) -> None:
         for each in renew:
@@ -495,11 +494,10 @@ class Control:
             return self._job_status.servers()
         if asked == "store" and self.address:
             return self.address
-        if asked == "why" and self._why is not None:
-            find = self._why
+        if asked == "why":
             whole = question.get("states") is True
             detail = Detail.ALL if whole else Detail.OUTSIDE
-            return lambda say: find(detail, lambda findings: say(_findings_fields(findings, whole)))
+            return lambda reply: self._why(detail, lambda findings: reply(_findings_fields(findings, whole)))
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 
     def _everywhere(self, others: Others, question: Message) -> Later:
@@ -512,10 +510,12 @@ class Control:
         one = rank if isinstance(rank, int) and 0 <= rank < nodes else None
         brief = one is None and question.get("all") is not True and nodes > MANY
 
-        def ask(say: Say) -> None:
-            others.ask(
-                one, brief, lambda found: say(with_answers(self._job_status.fields(), found, others.within))
-            )
+        def ask(reply: Reply) -> None:
+            def found(answers: Mapping[int, Any]) -> None:
+                packed = {each: answer and answer.data for each, answer in answers.items()}
+                reply(with_answers(self._job_status.fields(), packed, others.within))
+
+            others.ask("state", {"brief": brief}, found, one)
 
         return ask
 

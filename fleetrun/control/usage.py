@@ -5,14 +5,15 @@ line of each log. All measurements come from outside, so no process has to answe
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from fleetrun.aliases import Clock, Document, Fields
+from fleetrun.aliases import Document, Fields
+from fleetrun.files import last_bytes
 from fleetrun.frozen import frozen
+from fleetrun.host.devices import nvml
 from fleetrun.proc import read_stat
 from fleetrun.record.journal import objects_in
 
@@ -62,7 +63,7 @@ class Families:
             self._below.setdefault(taken.parent, []).append(child)
 
     def of(self, pid: int) -> list[int]:
-        """Return a process and all its descendants. Empty if the process does not exist."""
+        """Return a process and all its descendants. The result is empty if the process does not exist."""
         found: dict[int, None] = {}
         wave = [pid] if pid in self._now else []
         while wave:
@@ -90,18 +91,12 @@ def processor(pids: Iterable[int], before: Snapshot, now: Snapshot, seconds: flo
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that is not blank, as bytes. For a progress bar, return its last state.
+    """Return the last line of a log that is not blank. For a progress bar, return its last state.
 
-    Empty if the log has no such line, or the path is not a file.
+    Return "" if the log has no such line, or the path is not a file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without blocking on a FIFO
-        try:
-            found = os.fstat(fd)
-            regular = stat.S_ISREG(found.st_mode)
-            data = os.pread(fd, _LOOK_BACK, max(0, found.st_size - _LOOK_BACK)) if regular else b""
-        finally:
-            os.close(fd)
+        data, _ = last_bytes(path, _LOOK_BACK)
     except OSError:
         return ""
     lines = data.replace(b"\r", b"\n").split(b"\n")
@@ -122,13 +117,17 @@ class Device:
     uuid: str = ""
 
 
-def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, Device]:
-    """Return the GPUs of this node by number. Empty without NVML."""
-    module = (nvml or _nvml)()
+def devices(load: Callable[[], ModuleType | None] = nvml) -> dict[int, Device]:
+    """Return the GPUs of this node by number. The result is empty without NVML."""
+    module = load()
     if module is None:
         return {}
+    try:
+        count = int(module.nvmlDeviceGetCount())
+    except module.NVMLError:
+        return {}
     found = {}
-    for number in range(_count(module)):
+    for number in range(count):
         try:
             handle = module.nvmlDeviceGetHandleByIndex(number)
             running = module.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -143,28 +142,6 @@ def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, De
     return found
 
 
-def _count(nvml: ModuleType) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetCount())
-    except nvml.NVMLError:
-        return 0
-
-
-def _nvml() -> ModuleType | None:
-    if not Path("/dev/nvidiactl").exists():
-        return None
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except (ImportError, OSError):
-        return None
-    except pynvml.NVMLError:
-        return None
-    module: ModuleType = pynvml
-    return module
-
-
 # ---- The answer of a launcher with these measurements
 
 Status = Document
@@ -176,25 +153,16 @@ MOMENT = 0.25
 class Observer:
     """A repeated measurement. The CPU share covers the time since the previous measurement."""
 
-    def __init__(
-        self,
-        look: Callable[[], Snapshot] = snapshot,
-        gpus: Callable[[], Mapping[int, Device]] = devices,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._look = look
-        self._gpus = gpus
-        self._clock = clock
-        self._before: Snapshot = look()
-        self._when = clock()
+    def __init__(self) -> None:
+        self._before, self._when = snapshot(), time.monotonic()
 
     def complete(self, status: Fields) -> Status:
         """Add `cpu` (percent of one core), `memory` (bytes), `gpu` (percent), `gpu_memory` (bytes) and
         `last_line` to each process of `status`. Unknown values are None.
         """
         containers = objects_in(status, "containers")
-        now, when = self._look(), self._clock()
-        gpus = self._gpus() if any(each.get("gpus") for each in containers) else {}
+        now, when = snapshot(), time.monotonic()
+        gpus = devices() if any(each.get("gpus") for each in containers) else {}
         families = Families(now)
         seen = []
         for each in containers:

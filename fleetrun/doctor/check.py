@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 
 from fleetrun.aliases import Callback, Document, Fields
+from fleetrun.doctor.facts import Link
 from fleetrun.doctor.links import LinkError, greeting, measure_link, open_door, serve_link
-from fleetrun.doctor.node_records import Link
 
 _ROUNDS, _BLOCK = 12, 8 << 20
 _ENOUGH = 1.0
@@ -63,16 +63,14 @@ def memory(rounds: int) -> tuple[float, str]:
     return _COPIED / min(seconds), ""
 
 
-def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
+def gpus(count: int) -> tuple[float, str]:
     """Return the seconds for matrix products on the slowest GPU, and an error text or an empty string."""
     import torch
 
     slowest = 0.0
     for number in range(count):
-        device = torch.device(kind, number) if kind != "cpu" else torch.device(kind)
-        size = 4096 if kind != "cpu" else 256
         try:
-            matrix = torch.randn(size, size, device=device)
+            matrix = torch.randn(4096, 4096, device=torch.device("cuda", number))
             expected = matrix @ matrix
             began = time.perf_counter()
             # also waits for the result
@@ -85,7 +83,7 @@ def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
     return slowest, ""
 
 
-def way(said: Fields, seconds: float) -> tuple[float, str]:
+def way(request: Fields, seconds: float) -> tuple[float, str]:
     """Return the bytes/s of the slower direction as seen by the visitor, and an error text or an empty
     string.
     """
@@ -101,10 +99,10 @@ def way(said: Fields, seconds: float) -> tuple[float, str]:
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        if said["visit"] is not None:
-            return _visit(tuple(said["visit"]), said["ticket"], meet), ""
-        if said["serve"] is not None:
-            _serve(tuple(said["serve"]), said["ticket"], meet)
+        if request["visit"] is not None:
+            return _visit(tuple(request["visit"]), request["ticket"], meet), ""
+        if request["serve"] is not None:
+            _serve(tuple(request["serve"]), request["ticket"], meet)
     except (LinkError, _LateError) as error:
         return 0.0, str(error)
     except OSError as error:
@@ -155,21 +153,21 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
 
 
 def main() -> None:
-    said = json.loads(sys.stdin.readline())
-    full = said["full"]
+    request = json.loads(sys.stdin.readline())
+    full = request["full"]
     found: Document = {}
     began = time.perf_counter()
-    found["link"], found["link_error"] = way(said, said["within"])
+    found["link"], found["link_error"] = way(request, request["within"])
     found["waited"] = time.perf_counter() - began
-    _tell(found)
+    _report(found)
     found["compute"] = compute(_ROUNDS * (4 if full else 1))
     found["memory"], found["error"] = memory(3)
-    if full and said["gpus"] and not found["error"]:
-        found["gpu"], found["error"] = gpus(said["gpus"])
-    _tell(found)
+    if full and request["gpus"] and not found["error"]:
+        found["gpu"], found["error"] = gpus(request["gpus"])
+    _report(found)
 
 
-def _tell(found: Fields) -> None:
+def _report(found: Fields) -> None:
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 

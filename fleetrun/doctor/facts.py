@@ -191,6 +191,22 @@ class Machine:
     """Parts that did not answer in time."""
 
 
+@frozen_by_name
+class Link:
+    """The network link from one node to another."""
+
+    round_trip: float = 0.0
+    """Seconds of a round trip."""
+    there: float = 0.0
+    """Bytes/s to the other node."""
+    back: float = 0.0
+    """Bytes/s back."""
+    ahead: float = 0.0
+    """Seconds by which the other clock is ahead."""
+    error: str = ""
+    """The reason why the measurement failed. Empty: no error."""
+
+
 # ---- Result of a check
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, warned
-from fleetrun.doctor.node_records import Link, NodeRecord
+from fleetrun.doctor.facts import Finding, Link, Verdict, failed, figure, passed, warned
+from fleetrun.doctor.node_records import NodeRecord
 from fleetrun.envs.settings.parsing import plural, some
 from fleetrun.host.software import differing_packages, kinds
 
@@ -35,7 +35,7 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
         )
     yield _same(
         cards, "python", lambda card: ".".join(card.python.split(".")[:2]), warned,
-        "What one machine pickles another may not read.",
+        "One node may not be able to read the pickles of another.",
     )  # fmt: skip
     known = kinds([(card.title, card.software) for card in cards])
     if known:
@@ -46,11 +46,13 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
             else passed("packages", "the same everywhere")
         )
     if any(card.kinds for card in cards):
-        yield _same(cards, "devices", lambda card: _counted(card.kinds), warned, "The slowest sets the pace.")
+        yield _same(
+            cards, "devices", lambda card: _counted(card.kinds), warned, "The slowest node sets the pace."
+        )
         yield _same(cards, "driver", lambda card: card.driver, warned, "Install the same driver everywhere.")
     if any(card.script for card in cards):
         yield _same(
-            cards, "script", lambda card: card.script or "none", warned, "Copy the script to all machines."
+            cards, "script", lambda card: card.script or "none", warned, "Copy the script to all nodes."
         )
 
 
@@ -93,22 +95,24 @@ def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
         if rank >= 0 and len(claimed) > 1:
             wrong += 1
             who = " and ".join(card.title for card in claimed)
-            yield failed("options", f"{who} both say --rank {rank}", "Give each machine a rank of its own.")
+            yield failed("options", f"{who} both use --rank {rank}", "Use a different rank for each node.")
     if not wrong:
         yield passed("options", "fit together")
 
 
 def links(
-    cards: Sequence[NodeRecord], found: Mapping[tuple[str, str], Link], gone: set[str]
+    cards: Sequence[NodeRecord], found: Mapping[tuple[str, str], Link], departed: set[str]
 ) -> Iterator[Finding]:
     """Check reachability, round trips, speeds and clocks of all links."""
     titles = {card.id: card.title for card in cards}
     for card in cards:
-        if card.id in gone:
-            yield failed("machines", f"{card.title} has gone before the end of the checks", "See there why.")
+        if card.id in departed:
+            yield failed(
+                "machines", f"{card.title} left before the end of the checks", "See the output of that node."
+            )
     good: list[tuple[str, Link]] = []
     for (one, other), link in found.items():
-        if one not in titles or other not in titles or {one, other} & gone:
+        if one not in titles or other not in titles or {one, other} & departed:
             continue
         way = f"{titles[one]} to {titles[other]}"
         if link.error:
@@ -121,7 +125,7 @@ def links(
         yield _clocks(good)
 
 
-_OPEN = "Open the ports between the machines, or bind the job to those that are open: --port_range."
+_OPEN = "Open the ports between the nodes, or limit the job to open ports: --port_range."
 
 
 def _trips(good: Sequence[tuple[str, Link]]) -> Finding:
@@ -129,7 +133,7 @@ def _trips(good: Sequence[tuple[str, Link]]) -> Finding:
     way, worst = max(good, key=lambda pair: pair[1].round_trip)
     found = f"{_ms(middle)}, at most {_ms(worst.round_trip)} ({way})" if len(good) > 1 else _ms(middle)
     if worst.round_trip > SLOW_TRIP:
-        return warned("round trips", found, "Machines of one network answer in less than a millisecond.")
+        return warned("round trips", found, "Nodes of one network answer in less than a millisecond.")
     return passed("round trips", found)
 
 
@@ -138,14 +142,16 @@ def _ms(seconds: float) -> str:
 
 
 def _speeds(good: Sequence[tuple[str, Link]]) -> Finding:
-    ways = [(way, speed) for way, link in good for speed in (link.there, link.back)]
-    middle = statistics.median(speed for _, speed in ways)
-    way, least = min(ways, key=lambda pair: pair[1])
+    speeds = [(way, speed) for way, link in good for speed in (link.there, link.back)]
+    middle = statistics.median(speed for _, speed in speeds)
+    way, least = min(speeds, key=lambda pair: pair[1])
     found = f"{_bits(middle)}, at least {_bits(least)} ({way})"
     if least < SLOW_LINK:
-        return warned("bandwidth", found, "See which interface is used: --nic chooses another.")
+        return warned("bandwidth", found, "Check the network interface. --nic chooses another.")
     if least * UNEVEN < middle:
-        return warned("bandwidth", found, "One way is much slower than the others: see its cables and load.")
+        return warned(
+            "bandwidth", found, "One link is much slower than the others: check its cables and load."
+        )
     return passed("bandwidth", found)
 
 
@@ -158,7 +164,7 @@ def _clocks(good: Sequence[tuple[str, Link]]) -> Finding:
     way, worst = max(good, key=lambda pair: abs(pair[1].ahead) - pair[1].round_trip / 2)
     found = f"{_apart(worst)} apart at most" if len(good) > 1 else f"{_apart(worst)} apart"
     if abs(worst.ahead) - worst.round_trip / 2 > CLOCKS_APART:
-        return warned("clocks", f"{found} ({way})", "Let them be set by NTP: logs are merged by their times.")
+        return warned("clocks", f"{found} ({way})", "Set the clocks by NTP, because logs are merged by time.")
     return passed("clocks", found)
 
 
@@ -173,13 +179,13 @@ _OF_THE_JOB = ("secret", "options")
 
 def others(cards: Sequence[NodeRecord], me: str) -> Iterator[Finding]:
     """Yield the findings of the other nodes. A finding that several nodes share takes one line."""
-    said: dict[Finding, list[str]] = {}
+    reported: dict[Finding, list[str]] = {}
     known = {each for card in cards if card.id == me for each in card.findings if each.check in _OF_THE_JOB}
     for card in cards:
         for each in card.findings if card.id != me else ():
             if each.verdict is not Verdict.PASS and each not in known:
-                said.setdefault(each, []).append(card.title)
-    for each, titles in said.items():
+                reported.setdefault(each, []).append(card.title)
+    for each, titles in reported.items():
         yield Finding(each.check, each.verdict, f"{some(titles, 3)}: {each.found}", each.mend)
 
 

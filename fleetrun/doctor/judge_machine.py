@@ -58,13 +58,13 @@ def cores(facts: Cores, wanted: Wanted) -> Iterator[Finding]:
     allowed = facts.visible if facts.quota is None else min(float(facts.visible), facts.quota)
     have = f"{plural(wanted.processes, 'process')} on {_cores(facts)}"
     if wanted.processes > allowed:
-        yield warned("cores", have, "Start fewer processes here, or take a machine with more cores.")
+        yield warned("cores", have, "Start fewer processes here, or use a node with more cores.")
     else:
         yield passed("cores", have)
     yield _threads(facts, allowed, wanted)
     if facts.load > facts.total:
-        found = f"load {facts.load:.1f} on {plural(facts.total, 'core')} before the job has begun"
-        yield warned("load", found, "See what runs here: `top`.")
+        found = f"load {facts.load:.1f} on {plural(facts.total, 'core')} before the job has started"
+        yield warned("load", found, "Look for other programs with `top`.")
 
 
 def _cores(facts: Cores) -> str:
@@ -103,9 +103,9 @@ def memory(facts: Memory, wanted: Wanted) -> Iterator[Finding]:
     free = f"{byte_size(facts.available)} of {byte_size(facts.total)} free"
     found = f"{free} for {plural(wanted.processes, 'process')}"
     if each < LEAST_MEMORY:
-        yield failed("memory", found, "Start fewer processes, or end what else runs here.")
+        yield failed("memory", found, "Start fewer processes, or end other programs on this node.")
     elif each < GOOD_MEMORY:
-        yield warned("memory", found, "A process that trains takes a GiB and more.")
+        yield warned("memory", found, "A training process needs a GiB or more.")
     else:
         yield passed("memory", found)
     if facts.strict and wanted.servers:
@@ -121,11 +121,11 @@ def shm(facts: Space | None) -> Finding:
         return passed("/dev/shm", "has no bounds of its own")
     found = f"{byte_size(facts.free)} of {byte_size(facts.total)} free"
     if facts.free < LEAST_SHM and facts.total > GOOD_SHM:
-        return failed("/dev/shm", found, "Something has filled it: see `ls -l /dev/shm`.")
+        return failed("/dev/shm", found, "Find the files that fill it: `ls -l /dev/shm`.")
     if facts.free < LEAST_SHM // 2:
         return failed("/dev/shm", found, mend)
     if facts.total < GOOD_SHM:
-        return warned("/dev/shm", f"{found}: data loaders and NCCL fill that soon", mend)
+        return warned("/dev/shm", f"{found}: data loaders and NCCL soon fill this space", mend)
     return passed("/dev/shm", found)
 
 
@@ -177,9 +177,9 @@ def logs(facts: Folder) -> Iterator[Finding]:
 
 def _room(path: str, space: Space) -> Finding:
     if not space.total:
-        return passed("log dir", f"{path} ({space.kind}), which does not say how much is free")
+        return passed("log dir", f"{path} ({space.kind}), whose free space is unknown")
     found = f"{byte_size(space.free)} of {byte_size(space.total)} free for {path} ({space.kind})"
-    mend = "Free some room or choose another --log_dir; --log_rotate bounds what a process may write."
+    mend = "Free some room, choose another --log_dir, or limit the output of each process with --log_rotate."
     if space.inodes is not None and space.inodes < LEAST_INODES:
         found += f", {plural(space.inodes, 'inode')} left"
         return (warned if space.inodes > 10 else failed)("log dir", found, mend)
@@ -193,7 +193,7 @@ def _room(path: str, space: Space) -> Finding:
 def _speed(speed: float, sync: float) -> Finding:
     found = f"{figure(speed / 1e6)} MB/s, {sync:.2g} s to the disk"
     if speed < SLOW_DISK or sync > SLOW_SYNC:
-        return warned("disk speed", found, "Choose a --log_dir on a disk of this machine.")
+        return warned("disk speed", found, "Choose a --log_dir on a disk of this node.")
     return passed("disk speed", found)
 
 
@@ -207,11 +207,11 @@ def boards(error: str) -> Finding:
 
 def runtime(error: str) -> Finding:
     if not error:
-        return passed("runtime folder", "launches here can be found by `fleetrun ps`")
+        return passed("runtime directory", "`fleetrun ps` can find jobs on this node")
     return warned(
-        "runtime folder",
+        "runtime directory",
         f"{error}: the job will run, but ps, status, stop and stacks cannot reach it",
-        "Set XDG_RUNTIME_DIR to a folder of this user, mode 0700.",
+        "Set XDG_RUNTIME_DIR to a directory of this user with mode 0700.",
     )
 
 
@@ -237,7 +237,7 @@ def torch(facts: Torch, wanted: Wanted) -> Iterator[Finding]:
         parts.append(f"NCCL {facts.nccl}")
     found = f"{', '.join(parts)}, imported in {facts.seconds:.1f} s"
     if facts.seconds > SLOW_IMPORT:
-        mend = "Every start and restart waits so long. Put the Python environment on a disk of this machine."
+        mend = "Every start and restart waits this long. Put the Python environment on a disk of this node."
         yield warned("torch", found, mend)
     else:
         yield passed("torch", found)
@@ -250,10 +250,10 @@ def devices(driver: Driver | None, torch: Torch | None, wanted: Wanted) -> Itera
     if not wanted.devices:
         if wanted.named:
             kind = wanted.device_kind.upper()
-            found = f"{plural(wanted.named, kind)} asked for, and none here: computing on CPUs"
-            yield warned("devices", found, "Leave the option out, or see `nvidia-smi`.")
+            found = f"the options request {plural(wanted.named, kind)}: computing on CPUs"
+            yield warned("devices", found, "Remove the option, or see `nvidia-smi`.")
         else:
-            yield passed("devices", f"no {wanted.device_kind.upper()} here: computing on CPUs")
+            yield passed("devices", f"this node has no {wanted.device_kind.upper()}: computing on CPUs")
         return
     yield _chosen(driver, wanted)
     if wanted.trainers > len(wanted.devices) and not wanted.servers:
@@ -276,7 +276,7 @@ def _chosen(driver: Driver | None, wanted: Wanted) -> Finding:
     kinds = f" ({', '.join(names)})" if names else ""
     found += f"{kinds}, driver {driver.version}, CUDA up to {driver.cuda}"
     if len(names) > 1:
-        return warned("devices", found, "Devices of several kinds: the slowest sets the pace.")
+        return warned("devices", found, "The devices differ, and the slowest device sets the pace.")
     return passed("devices", found)
 
 
@@ -288,7 +288,7 @@ def _in_use(driver: Driver, wanted: Wanted) -> Iterator[Finding]:
     for gpu in _mine(driver, wanted):
         if gpu.memory and gpu.used > MUCH_USED * gpu.memory:
             found = f"GPU {gpu.id}: {byte_size(gpu.used)} of {byte_size(gpu.memory)} are in use already"
-            yield warned("device memory", found, "See which processes use it: `nvidia-smi`.")
+            yield warned("device memory", found, "Find the processes that use the GPU with `nvidia-smi`.")
         if gpu.ecc:
             found = f"GPU {gpu.id}: {plural(gpu.ecc, 'memory error')} could not be corrected"
             yield warned("device memory", found, "Reset or replace the device.")
@@ -347,21 +347,21 @@ def _own_name(facts: Network, wanted: Wanted) -> Finding:
     Gloo looks it up and uses the interface of its address, unless GLOO_SOCKET_IFNAME is set.
     """
     nic = _nic_of(facts)
-    told = any(variable == "GLOO_SOCKET_IFNAME" for variable, _ in wanted.socket_names)
+    gloo = any(variable == "GLOO_SOCKET_IFNAME" for variable, _ in wanted.socket_names)
     mend = (
         f"export GLOO_SOCKET_IFNAME={nic.name if nic else 'INTERFACE'}, or put {wanted.address} {facts.name} "
     )
     mend += "into /etc/hosts."
     if not facts.resolved:
-        found = f"{facts.name}: no address is known for this machine's own name"
-        return warned("host name", found, mend) if wanted.several and not told else passed("host name", found)
+        found = f"{facts.name}: this node's own name has no known address"
+        return warned("host name", found, mend) if wanted.several and not gloo else passed("host name", found)
     found = f"{facts.name} is {', '.join(facts.resolved)}"
     if facts.seconds > SLOW_NAMES:
         slow = f"{found}, which took {facts.seconds:.1f} s to find out"
-        return warned("host name", slow, "Put the names of the machines into /etc/hosts.")
+        return warned("host name", slow, "Put the names of the nodes into /etc/hosts.")
     local = all(_is_loopback(each) for each in facts.resolved)
-    if local and wanted.several and not told and not all(map(_is_loopback, facts.own)):
-        return warned("host name", f"{found}: Gloo would listen there, where no other machine comes", mend)
+    if local and wanted.several and not gloo and not all(map(_is_loopback, facts.own)):
+        return warned("host name", f"{found}: Gloo would listen there, where no other node can connect", mend)
     return passed("host name", found)
 
 
@@ -370,8 +370,8 @@ def _interface(facts: Network, wanted: Wanted) -> Finding:
     named = wanted.address not in facts.own
     found = f"{wanted.address} is {', '.join(facts.own)}" if named and facts.own else wanted.address
     if named and wanted.several and facts.own and all(map(_is_loopback, facts.own)):
-        mend = "Give --host the address by which others reach this machine, or correct /etc/hosts."
-        return failed("interface", f"{found} here, where no other machine can come", mend)
+        mend = "Set --host to the address at which other nodes reach this node, or correct /etc/hosts."
+        return failed("interface", f"{found} here, where no other node can connect", mend)
     found += f" on {nic.name}" if nic else ""
     if nic is None:
         return passed("interface", found)
@@ -382,10 +382,10 @@ def _interface(facts: Network, wanted: Wanted) -> Finding:
     if not wanted.several:
         return passed("interface", found)
     if nic.name.startswith(_BRIDGES):
-        mend = "Choose the interface by which other machines reach this one: --nic or --host."
+        mend = "Choose the interface at which other nodes reach this node: --nic or --host."
         return warned("interface", f"{found}, a bridge within this machine", mend)
     if nic.speed and nic.speed < SLOW_LINK:
-        return warned("interface", found, "If there is a faster interface, choose it: --nic.")
+        return warned("interface", found, "If this node has a faster interface, choose it with --nic.")
     return passed("interface", found)
 
 
@@ -410,7 +410,7 @@ def _named_interfaces(variable: str, value: str, nics: tuple[Nic, ...]) -> Itera
         return
     if any(own == name or (own.startswith(name) and not exact) for own in there for name in names):
         return
-    found = f"{variable} is {value}, but there is no such interface; there are {', '.join(there)}"
+    found = f"{variable} is {value}, but this interface does not exist; this node has {', '.join(there)}"
     yield failed("interface", found, f"Correct {variable}, or unset it.")
 
 

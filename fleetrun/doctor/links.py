@@ -1,5 +1,5 @@
-"""Measure the links between this node and the others: the turns of the pairs, the protocol of a connection,
-and the threads that measure. `judge_group.py` interprets the results.
+"""Measure the links between this node and the others: the protocol of a connection, and the threads that
+measure. `judge_group.py` interprets the results.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from fleetrun.aliases import Callback, Clock
-from fleetrun.doctor.node_records import Link, NodeRecord
+from fleetrun.doctor.facts import Link
 
-# ---- The protocol of two nodes while one measures the link to the other, over one blocking connection. The
-# order of turns and the store are handled elsewhere.
+if TYPE_CHECKING:
+    from fleetrun.doctor.node_records import NodeRecord
+
+# ---- The protocol of two nodes while one measures the link to the other, over one blocking connection.
 #
 # The measuring side sends one letter: p (send your time), u (count the data that I send), d (send data), q
 # (end). Data goes in chunks with their length before them, and an empty chunk is the last.
@@ -71,7 +74,7 @@ def serve_link(sock: socket.socket, clock: Clock = time.time, longest: float = L
                 return
             case other:
                 raise LinkError(f"{other!r} is not a request")
-    raise LinkError("it asks too much")
+    raise LinkError("its request is too large")
 
 
 def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
@@ -85,7 +88,7 @@ def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
     (theirs,) = _TIME.unpack(_exactly(sock, _TIME.size))
     trip = time.perf_counter() - began
     if not math.isfinite(theirs):
-        raise LinkError(f"its clock says {theirs}")
+        raise LinkError(f"its clock shows {theirs}")
     return trip, theirs - (sent + trip / 2)
 
 
@@ -130,46 +133,14 @@ def _fill(sock: socket.socket, room: memoryview) -> None:
         room = room[got:]
 
 
-# ---- The turns of the pairs
+# ---- Measuring in threads. This node visits others one after the other, and serves its visitors one after
+# the other.
 
-MOST_TURNS = 8
-"""With more nodes than turns, each node is measured with this many others, spread over the whole network."""
+MOST_VISITS = 4
+"""Each node measures the links to at most this many others, and as many nodes measure the links to it."""
 
-Turn = tuple[tuple[int, int], ...]
-"""Pairs without common nodes. The first node of a pair measures."""
-
-
-def turns(count: int) -> list[Turn]:
-    """Plan the turns as a round robin (circle method). Each node is at most once in a turn, and each pair
-    occurs at most once.
-
-    A node therefore takes part in one measurement at a time. `count` nodes need `count - 1` turns, or one
-    more.
-    """
-    players = [*range(count), *([-1] if count % 2 else [])]
-    found: list[Turn] = []
-    for _ in range(min(MOST_TURNS, len(players) - 1)):
-        half = len(players) // 2
-        pairs = zip(players[:half], reversed(players[half:]), strict=True)
-        found.append(tuple((one, other) for one, other in pairs if -1 not in (one, other)))
-        players = [players[0], players[-1], *players[1:-1]]
-    return found
-
-
-def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
-    """Return the partner of this node in a turn, and True if this side measures. None without a partner."""
-    for one, other in turn:
-        if me == one:
-            return other, True
-        if me == other:
-            return one, False
-    return None
-
-
-# ---- Measuring in threads. This node answers others and visits them in turn.
-
-ALLOWED = 10.0
-"""Seconds for a turn, from its start. A node that waits for a dead node does not delay the others."""
+ALLOWED = 20.0
+"""Seconds in which a node starts to serve a visitor. It may have other visitors."""
 
 _MOST_VISITORS = 32
 _GREETING = 200
@@ -183,15 +154,7 @@ def open_door(address: str, port: int) -> socket.socket:
     rows = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     # a name may have both families
     family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)
-    door = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(place)
-        door.listen(_MOST_VISITORS)
-    except OSError:
-        door.close()
-        raise
-    return door
+    return socket.create_server(place, family=family, backlog=_MOST_VISITORS)
 
 
 def greeting(sock: socket.socket) -> bytes:
@@ -205,48 +168,40 @@ def greeting(sock: socket.socket) -> bytes:
     return text.strip()
 
 
+def partners(count: int, me: int) -> list[int]:
+    """Return the nodes that this one of `count` nodes visits. Each pair meets at most once."""
+    steps = range(1, min(MOST_VISITS, count // 2) + 1)
+    return [(me + step) % count for step in steps if 2 * step < count or me < step]
+
+
 class Surveyor:
     """Measures the links of this node in threads.
 
     `links` holds the measured links, by the other node's ID. `done` is True once no more will follow. The
-    file `news` becomes readable at the end, and when a link could not be measured. `excuse` reports that
-    failure to the other end. `close` ends everything.
+    file `news` then becomes readable. `close` ends everything.
     """
 
     def __init__(self, door: socket.socket, ticket: str) -> None:
         self._door = door
         self._ticket = ticket
-        self._changed = threading.Condition()
-        self._now = -1
-        """The turn whose visitors are admitted."""
-        self._served: set[int] = set()
-        self._ends = 0.0
         self._visitors = threading.Semaphore(_MOST_VISITORS)
+        self._serving = threading.Lock()
         self._closed = False
         self.links: dict[str, Link] = {}
         self.done = False
-        self._excused: set[str] = set()
         self.news: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         self._start(self._answer)
 
     def survey(self, cards: Sequence[NodeRecord], me: int) -> None:
         """Start measuring. `cards` are in the same order on all nodes, with this node at index `me`."""
-        self._start(lambda: self._take_turns(cards, me))
-
-    def excuse(self, id_: str) -> None:
-        """Stop waiting for the node with this ID, because it could not connect."""
-        with self._changed:
-            self._excused.add(id_)
-            self._changed.notify_all()
+        self._start(lambda: self._visit_all([cards[each] for each in partners(len(cards), me)]))
 
     def close(self) -> None:
         self._closed = True
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._door.close()
-        with self._changed:
-            self._changed.notify_all()
         for thread in self._threads:
             thread.join(_POLITE)
         os.close(self.news)
@@ -258,34 +213,20 @@ class Surveyor:
 
     # ---- visits
 
-    def _take_turns(self, cards: Sequence[NodeRecord], me: int) -> None:
-        began = time.monotonic()
-        for number, turn in enumerate(turns(len(cards))):
-            found = partner(turn, me)
-            if found is None or self._closed:
-                continue
-            other, visits = found
-            ends = began + ALLOWED * (number + 1)
-            if visits:
-                way = self._visit(cards[other], number, ends)
-                self.links = {**self.links, cards[other].id: way}
-                if way.error and not self._closed:
-                    os.eventfd_write(self.news, 1)
-            else:
-                self._let_in(cards[other].id, number, ends)
+    def _visit_all(self, cards: Sequence[NodeRecord]) -> None:
+        for card in cards:
+            if not self._closed:
+                self.links = {**self.links, card.id: self._visit(card)}
         self.done = True
         if not self._closed:
             os.eventfd_write(self.news, 1)
 
-    def _visit(self, card: NodeRecord, turn: int, ends: float) -> Link:
-        patience = max(0.1, ends - time.monotonic())
+    def _visit(self, card: NodeRecord) -> Link:
         try:
-            reached = min(_REACHED, patience)
-            with socket.create_connection((card.address, card.port), timeout=reached) as sock:
-                sock.settimeout(patience)
-                sock.sendall(f"{card.ticket} {turn}\n".encode())
-                answer = sock.recv(1)
-                if answer != b"!":
+            with socket.create_connection((card.address, card.port), timeout=_REACHED) as sock:
+                sock.settimeout(ALLOWED)
+                sock.sendall(f"{card.ticket}\n".encode())
+                if sock.recv(1) != b"!":
                     return Link(error="it hung up")
                 sock.settimeout(_POLITE)
                 return _measured(sock)
@@ -295,17 +236,6 @@ class Surveyor:
             return Link(error=f"port {card.port}: {error.strerror or error}")
         except LinkError as error:
             return Link(error=str(error))
-
-    def _let_in(self, id_: str, turn: int, ends: float) -> None:
-        """Wait until the other node has visited, or its time is up."""
-        with self._changed:
-            self._now, self._ends = turn, ends
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: turn in self._served or id_ in self._excused or self._closed,
-                max(0.0, ends - time.monotonic()),
-            )
-            self._now = -1
 
     # ---- visitors
 
@@ -323,29 +253,11 @@ class Surveyor:
     def _receive(self, sock: socket.socket) -> None:
         with suppress(OSError, LinkError), sock:
             sock.settimeout(_POLITE)
-            turn = self._greeted(sock)
-            if turn is not None and self._wait_for(turn):
-                sock.sendall(b"!")
-                serve_link(sock)
-                with self._changed:
-                    self._served.add(turn)
-                    self._changed.notify_all()
+            if hmac.compare_digest(greeting(sock), self._ticket.encode()):
+                with self._serving:  # two measurements at once would share the speed of this node
+                    sock.sendall(b"!")
+                    serve_link(sock)
         self._visitors.release()
-
-    def _greeted(self, sock: socket.socket) -> int | None:
-        """Return the turn of a visitor, or None if it has no valid ticket."""
-        ticket, _, turn = greeting(sock).decode(errors="replace").partition(" ")
-        if not hmac.compare_digest(ticket.encode(), self._ticket.encode()):
-            return None
-        return int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 6 else None
-
-    def _wait_for(self, turn: int) -> bool:
-        """Wait for a turn on this node. Return False if the turn never comes."""
-        with self._changed:
-            return (
-                self._changed.wait_for(lambda: self._now == turn or self._closed, ALLOWED * (turn + 2))
-                and not self._closed
-            )
 
 
 def _measured(sock: socket.socket) -> Link:
@@ -358,5 +270,5 @@ def _measured(sock: socket.socket) -> Link:
         return measure_link(sock)
     except TimeoutError:
         raise LinkError(
-            f"it answered, and then nothing came for {_POLITE:g} s: the way loses data, or is very slow"
+            f"it answered, and then sent nothing for {_POLITE:g} s: the link loses data, or is very slow"
         ) from None

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from fleetrun.aliases import Environ, Fields, Strings
+from fleetrun.aliases import Environ, Strings
+from fleetrun.decoding import WRONG, of_fields
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
 from fleetrun.files import read_file
 from fleetrun.host.cgroups import Groups
+from fleetrun.host.network import host_addresses
 
 # ---- Cores, memory, limits, directories and interfaces
 
@@ -42,20 +43,20 @@ def cores() -> Cores:
     )
 
 
-def memory(groups: Groups | None = None) -> Memory:
+def memory() -> Memory:
     import psutil
 
     now = psutil.virtual_memory()
     total, available = now.total, now.available
-    for limit, left in (groups or Groups()).memory():
+    for limit, left in Groups().memory():
         total, available = min(total, limit), min(available, left)
     strict = read_file(Path("/proc/sys/vm/overcommit_memory")) == "2"
     return Memory(total=total, available=available, strict=strict)
 
 
-def limits(groups: Groups | None = None) -> Limits:
+def limits() -> Limits:
     running = _tasks()
-    allowed = list((groups or Groups()).tasks())
+    allowed = list(Groups().tasks())
     own = _limit(resource.RLIMIT_NPROC) if os.getuid() else None
     if own is not None:
         allowed.append((own, own - running))
@@ -91,7 +92,7 @@ def shm() -> Space | None:
     return space(path) if path.is_dir() and os.access(path, os.W_OK) else None
 
 
-Tasks = dict[str, Callable[[], Any]]
+Tasks = dict[str, Callable[[], object]]
 """Functions that measure a part of a node, by the name of the part."""
 
 OF_THE_HOST: Tasks = {
@@ -118,14 +119,11 @@ def space(path: Path) -> Space | None:
 
 def _kind(path: Path) -> str:
     """Return the type of the file system, from the longest mount point above the path."""
-    best, kind = "", "unknown"
-    for line in read_file(Path("/proc/self/mounts")).splitlines():
-        words = line.split(" ")
-        if len(words) > 2:
-            point = words[1].replace("\\040", " ")
-            if path.is_relative_to(point) and len(point) >= len(best):
-                best, kind = point, words[2]
-    return kind
+    import psutil
+
+    there = [each for each in psutil.disk_partitions(all=True) if path.is_relative_to(each.mountpoint)]
+    last_first = reversed(there)  # a later mount hides an earlier one at the same point
+    return max(last_first, key=lambda each: len(each.mountpoint)).fstype if there else "unknown"
 
 
 def folder(log_dir: Path) -> Folder:
@@ -220,24 +218,16 @@ def network(address: str) -> Network:
         )
     name = socket.gethostname()
     began = time.perf_counter()
-    resolved = _resolved(name)
+    resolved = host_addresses(name)
     return Network(
         name=name,
         resolved=resolved,
         seconds=time.perf_counter() - began,
-        own=_resolved(address),
+        own=host_addresses(address),
         nics=tuple(nics),
         clients=_clients(),
         kept=frozenset(_kept()),
     )
-
-
-def _resolved(name: str) -> Strings:
-    try:
-        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # UnicodeError for a name that is invalid in DNS
-        return ()
-    return tuple(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
 def _clients() -> tuple[int, int]:
@@ -288,7 +278,7 @@ def ask_driver(ids: Sequence[str]) -> Driver:
 
 
 def _gpu(id_: str) -> Gpu | None:
-    """Describe a device. None if NVML does not find this ID (a MIG slice)."""
+    """Describe a device. Return None if NVML does not find this ID (a MIG slice)."""
     import pynvml
 
     try:
@@ -330,7 +320,8 @@ try:
 except Exception as error:
     found = {"error": f"{type(error).__name__}: {error}"}
 else:
-    found = {"version": torch.__version__, "seconds": time.perf_counter() - began, "cuda": torch.version.cuda}
+    found = {"version": torch.__version__, "cuda": torch.version.cuda or ""}
+    found["seconds"] = time.perf_counter() - began
     names = ("gloo", "nccl", "mpi", "ucc") if dist.is_available() else ()
     names = [name for name in names if getattr(dist, f"is_{name}_available")()]
     found["backends"] = names
@@ -367,45 +358,33 @@ def ask_torch(environ: Environ, python: str = sys.executable, patience: float = 
     except OSError as error:
         return Torch(error=f"{python} cannot be run: {error.strerror}")
     lines = done.stdout.decode(errors="replace").splitlines()
-    told = [line for line in lines if line.startswith(_TORCH_MARK)]
-    if not told:
+    answers = [line for line in lines if line.startswith(_TORCH_MARK)]
+    if not answers:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         how = f"exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode}"
         return Torch(error=_short(f"`import torch` ended with {how}: {''.join(last)}"))
-    return read_torch(told[-1].removeprefix(_TORCH_MARK))
+    return read_torch(answers[-1].removeprefix(_TORCH_MARK))
 
 
 def read_torch(text: str) -> Torch:
     """Parse the report of the process. It is untrusted, because any module may be called torch."""
     try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        return Torch(error=_short(f"what torch said cannot be read: {text}"))
-    seconds = found.get("seconds")
-    return Torch(
-        version=_text(found, "version"),
-        cuda=_text(found, "cuda"),
-        nccl=_text(found, "nccl"),
-        backends=_texts(found, "backends"),
-        kernels=_texts(found, "kernels"),
-        seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
-        error=_text(found, "error"),
-    )
-
-
-def _text(found: Fields, name: str) -> str:
-    value = found.get(name)
-    return _short(value) if isinstance(value, str) else ""
-
-
-def _texts(found: Fields, name: str) -> Strings:
-    value = found.get(name)
-    return tuple(_short(str(each)) for each in value) if isinstance(value, list) else ()
+        return _torch(json.loads(text))
+    except WRONG:
+        return Torch(error=_short(f"cannot read the output of torch: {text}"))
 
 
 def _short(text: str) -> str:
     """Return the text as one line of limited length."""
     line = " ".join(text.split())
     return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]}..."
+
+
+def _texts(values: list[object]) -> Strings:
+    return tuple(_short(str(each)) for each in values)
+
+
+_torch = of_fields(
+    Torch, **dict.fromkeys(("version", "cuda", "nccl", "error"), _short), seconds=float,
+    backends=_texts, kernels=_texts,
+)  # fmt: skip

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fleetrun.aliases import Callback, Environ, Say, Strings
+from fleetrun.aliases import Callback, Environ, ShowText, Strings
 from fleetrun.console.text import printable
+from fleetrun.decoding import BadRecordError
 from fleetrun.doctor import judge_group
 from fleetrun.doctor import node_records as cards
-from fleetrun.doctor.facts import Finding, Machine, failed
-from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
-from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
+from fleetrun.doctor.facts import Finding, Link, Machine, failed
+from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, partners
+from fleetrun.doctor.node_records import NodeRecord
 from fleetrun.doctor.requirements import Plan
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, StartCheck, check_meeting, open_meeting
 from fleetrun.elastic.store import ABSENT, Entries, Store
@@ -46,14 +47,14 @@ from fleetrun.pod.loop import Loop, Timer
 #     seen/ID      it has all results         then it may leave
 # All keys are leased, so the store is empty afterwards.
 
-NODES, SET, TRIED, RESULTS, SEEN = "nodes/", "set", "tried/", "results/", "seen/"
+NODES, SET, RESULTS, SEEN = "nodes/", "set", "results/", "seen/"
 LAST_WORDS = 3.0
 """Seconds that a node with all results waits until the others have them."""
 
-_OTHER_PORT = "If a job runs there, or another check, give another port in --master for this one."
+_OTHER_PORT = "If another job or check uses this port, choose another port in --master."
 
 LATE = 10.0
-"""Seconds beyond the last turn for the results of others."""
+"""Seconds beyond the last visit for the results of others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,11 +62,11 @@ class NodeGroup:
     """The result of a group check."""
 
     members: tuple[NodeRecord, ...] = ()
-    """In the order of their turns."""
+    """In the order of their ranks."""
     waiting: tuple[NodeRecord, ...] = ()
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     """By the IDs of both ends."""
-    gone: set[str] = field(default_factory=set)
+    departed: set[str] = field(default_factory=set)
     """Nodes that left before they sent their results."""
     error: str = ""
     """The reason why this node could not take part until the end."""
@@ -97,20 +98,20 @@ class Gathering:
         surveyor: Surveyor,
         nnodes: tuple[int, int],
         *,
-        say: Callable[[Sequence[NodeRecord]], None],
-        told: Say,
+        show_present: Callable[[Sequence[NodeRecord]], None],
+        show_outage: ShowText,
     ) -> None:
-        """`say` is called with the present nodes whenever they change.
+        """`show_present` is called with the present nodes whenever they change.
 
-        `told` is called with the reason if the store is down.
+        `show_outage` is called with the reason if the store is down.
         """
         self._store = store
         self._loop = loop
         self._card = card
         self._surveyor = surveyor
         self._fewest, self._most = nnodes
-        self._say = say
-        self._told = told
+        self._show_present = show_present
+        self._show_outage = show_outage
         self._own: dict[str, bytes] = {}
         self._cards: dict[str, NodeRecord] = {}
         self._results: dict[str, dict[str, Link]] = {}
@@ -139,7 +140,7 @@ class Gathering:
         self._limit = self._loop.after(timeout, partial(self._missing, timeout))
         for seconds, check in start_checks:
             self._loop.after(seconds, partial(self._check_start, check))
-        for prefix in (NODES, SET, TRIED, RESULTS, SEEN):
+        for prefix in (NODES, SET, RESULTS, SEEN):
             self._store.watch(prefix)
         self._post(NODES + self._card.id, cards.pack(self._card))
         self._store.open(self)
@@ -151,7 +152,7 @@ class Gathering:
 
     def _missing(self, timeout: float) -> None:
         """End the check. Some of the nodes that joined may have given up."""
-        self._end(f"{len(self._cards)} of {self._fewest} machines came within {timeout:g} s")
+        self._end(f"{len(self._cards)} of {self._fewest} nodes joined within {timeout:g} s")
 
     def _end(self, error: str = "", hint: str = "") -> None:
         """End the check. Only the first call counts."""
@@ -178,7 +179,7 @@ class Gathering:
         self.reached = True
 
     def down(self, why: str) -> None:
-        self._told(why)
+        self._show_outage(why)
 
     def lost(self, error: LaunchError) -> None:
         self._end(error.message, error.hint or _OTHER_PORT)
@@ -193,24 +194,20 @@ class Gathering:
                 self._compare(mirror)
             else:
                 self._gather(mirror)
-        except BadNodeRecordError as error:
-            self._end(f"another machine says what this fleetrun does not understand: {error}")
+        except BadRecordError as error:
+            self._end(f"this fleetrun does not understand another node: {error}")
 
     def _note(self, mirror: Entries) -> None:
         """Store the results of other nodes, because a node may leave once it has sent everything.
 
-        Raises BadNodeRecordError.
+        Raises BadRecordError.
         """
         for key, entry in mirror.items():
             id_ = key.partition("/")[2]
             if key.startswith(NODES) and id_ not in self._cards:
                 self._cards[id_] = cards.unpack(entry.value)
-            elif key.startswith((TRIED, RESULTS)):
-                links = cards.unpack_links(entry.value)
-                if self._card.id in links:
-                    self._surveyor.excuse(id_)
-                if key.startswith(RESULTS):
-                    self._results[id_] = links
+            elif key.startswith(RESULTS):
+                self._results[id_] = cards.unpack_links(entry.value)
             elif key.startswith(SEEN):
                 self._seen.add(id_)
 
@@ -224,7 +221,7 @@ class Gathering:
         here = {id_: self._cards[id_] for id_ in arrival}
         if len(here) != self._here:
             self._here = len(here)
-            self._say(list(here.values()))
+            self._show_present(list(here.values()))
         if len(here) >= self._fewest and self._patience is None:
             self._patience = self._loop.after(self._between, self._others_had_their_time)
         members = chosen(here, arrival, self._fewest, self._most, waited=self._waited)
@@ -239,8 +236,8 @@ class Gathering:
     def _begin(self, members: Strings) -> None:
         if self._card.id not in members:
             self._end(
-                f"{len(members)} machines check themselves there already, without this one",
-                "Wait until they have ended.",
+                f"{len(members)} nodes already run a check there, without this node",
+                "Wait until their check has ended.",
             )
             return
         if not all(id_ in self._cards for id_ in members):
@@ -250,23 +247,22 @@ class Gathering:
         self._limit.cancel()
         self.group.members = tuple(self._cards[id_] for id_ in members)
         self._surveyor.survey(self.group.members, members.index(self._card.id))
-        self._loop.after(ALLOWED * len(turns(len(members))) + LATE, self._end)
+        self._loop.after(ALLOWED * len(partners(len(members), 0)) + LATE, self._end)
         self.changed()
 
     def _measured(self) -> None:
         os.eventfd_read(self._surveyor.news)
-        key = RESULTS if self._surveyor.done else TRIED
-        self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
+        self._post(RESULTS + self._card.id, cards.pack_links(self._surveyor.links))
 
     def _compare(self, mirror: Entries) -> None:
         """Leave once all present nodes have all results."""
         for id_, links in self._results.items():
             self.group.links |= {(id_, other): each for other, each in links.items()}
-        self.group.gone = {
+        self.group.departed = {
             id_ for id_ in self._members if id_ not in self._results and NODES + id_ not in mirror
         }
         own = SEEN + self._card.id
-        if own not in self._own and self._results.keys() | self.group.gone >= set(self._members):
+        if own not in self._own and self._results.keys() | self.group.departed >= set(self._members):
             self._post(own, b"")
             self._loop.after(LAST_WORDS, self._end)
         here = {id_ for id_ in self._members if NODES + id_ in mirror}
@@ -288,7 +284,7 @@ def compare(
     findings: tuple[Finding, ...],
     ports: Ports,
     environ: Environ,
-    say: Say,
+    show: ShowText,
 ) -> tuple[NodeGroup, list[Finding]]:
     """Join the other nodes, and return their group with its findings."""
     settings, site = resolved.settings, plan.site
@@ -299,7 +295,7 @@ def compare(
         port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
         door = open_door(site.address, port)
     except (OSError, LaunchError) as error:
-        return NodeGroup(), [failed("connections", f"this machine cannot listen: {error}")]
+        return NodeGroup(), [failed("connections", f"this node cannot listen: {error}")]
     card = _card(resolved, plan, machine, findings, door.getsockname()[1])
     surveyor = Surveyor(door, card.ticket)
     try:
@@ -319,7 +315,7 @@ def compare(
         surveyor.close()
         return NodeGroup(), [failed("rendezvous", error.message, error.hint or "")]
     try:
-        group = _meet(resolved, plan, card, meeting, loop, surveyor, say)
+        group = _meet(resolved, plan, card, meeting, loop, surveyor, show)
     finally:
         meeting.close()
         surveyor.close()
@@ -334,29 +330,31 @@ def _meet(
     meeting: Meeting,
     loop: Loop,
     surveyor: Surveyor,
-    say: Say,
+    show: ShowText,
 ) -> NodeGroup:
     settings, site = resolved.settings, plan.site
     assert site is not None
     fewest, most = site.nnodes
     if meeting.hosted and site.master is None:
-        say(f"Machines meet at {meeting.endpoint}. Run on the others:")
-        say(f"  fleetrun doctor --master={meeting.endpoint} {shlex.join(_elsewhere(resolved, plan))}")
+        show(f"Nodes join at {meeting.endpoint}. Run this command on the other nodes:")
+        show(f"  fleetrun doctor --master={meeting.endpoint} {shlex.join(_elsewhere(resolved, plan))}")
     wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
 
     def here(cards: Sequence[NodeRecord]) -> None:
         if len(cards) < most:
             others = _missing(site, cards) or "others"
-            say(f"{len(cards)} of {wanted} machines are here; waiting for {others} at {meeting.endpoint}")
+            show(f"{len(cards)} of {wanted} nodes have joined; waiting for {others} at {meeting.endpoint}")
 
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def down(why: str) -> None:
-        if why not in told:
-            told.add(why)
-            say(f"waiting for the rendezvous store: {printable(why)}")
+        if why not in reported:
+            reported.add(why)
+            show(f"waiting for the rendezvous store: {printable(why)}")
 
-    gathering = Gathering(meeting.store, loop, card, surveyor, site.nnodes, say=here, told=down)
+    gathering = Gathering(
+        meeting.store, loop, card, surveyor, site.nnodes, show_present=here, show_outage=down
+    )
     gathering.when_over = loop.stop
     gathering.join(settings.elastic_timeout, settings.rdzv_timeout, meeting.start_checks)
     loop.run()
@@ -370,7 +368,7 @@ def _elsewhere(resolved: Resolved, plan: Plan) -> Strings:
 
 
 def _missing(site: Host, cards: Sequence[NodeRecord]) -> str:
-    """List the missing nodes. Empty if there is no list of nodes."""
+    """List the missing nodes. Return "" if there is no list of nodes."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
 
@@ -404,7 +402,7 @@ def _card(
 def _digest(script: str) -> str:
     """Return a few characters that differ if the files differ.
 
-    Empty if the script is not a file, or is too large.
+    Return "" if the script is not a file, or is too large.
     """
     path = Path(script)
     try:
@@ -420,7 +418,7 @@ def _judged(group: NodeGroup, card: NodeRecord, site: Host) -> Iterator[Finding]
         yield judge_group.counted(group.members, site.nnodes[0])
         yield from judge_group.options(group.members)
         yield from judge_group.versions(group.members)
-        yield from judge_group.links(group.members, group.links, group.gone)
+        yield from judge_group.links(group.members, group.links, group.departed)
         yield from judge_group.others(group.members, card.id)
     if group.error:
         found = group.error

@@ -92,7 +92,7 @@ def make_plan(
             warned(
                 "secret",
                 "not set: anyone who can reach the rendezvous store can join or end the job",
-                f"Give every machine the same --token_file, or {TOKEN}.",
+                f"Set the same --token_file or {TOKEN} on every node.",
             )
         )
     plan.wanted = wanted(settings, host, plan.offer, environ)

@@ -6,21 +6,22 @@ or as JSON.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fleetrun import __version__, files
-from fleetrun.aliases import Document, Environ, Fields, Numbers, Say
-from fleetrun.console.text import columns, printable, wrapped
+from fleetrun.aliases import Document, Environ, Fields, Numbers, ShowText
+from fleetrun.console.text import printable
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
 from fleetrun.doctor.requirements import Plan, make_plan
@@ -97,7 +98,7 @@ def at_once(tasks: measure.Tasks, patience: Numbers) -> Document:
     """
     found: Document = {}
 
-    def run(name: str, act: Callable[[], Any]) -> None:
+    def run(name: str, act: Callable[[], object]) -> None:
         found[name] = act()
 
     threads = {
@@ -108,7 +109,7 @@ def at_once(tasks: measure.Tasks, patience: Numbers) -> Document:
     began = time.monotonic()
     for name, thread in sorted(threads.items(), key=lambda item: patience.get(item[0], PATIENCE)):
         thread.join(max(0.0, began + patience.get(name, PATIENCE) - time.monotonic()))
-        assert thread.is_alive() or name in found, f"{name} has failed: see above"
+        assert thread.is_alive() or name in found, f"the check {name} failed: see above"
     return dict(found)
 
 
@@ -150,22 +151,16 @@ _NAMES = {
     "logs": "log dir",
     "boards": "tensorboard",
     "network": "host name",
-    "runtime_error": "runtime folder",
+    "runtime_error": "runtime directory",
     "shm": "/dev/shm",
 }
-_LATE = "A file system or a name server does not answer: look there first."
+_LATE = "A file system or a name server does not answer: check these first."
 
 
 # ---- Findings as text and as JSON
 
-_COLOURS = {Verdict.PASS: "\033[32m", Verdict.WARN: "\033[33m", Verdict.FAIL: "\033[1;31m"}
-_RESET = "\033[0m"
-_CHECK = 15
-_MARGIN = 8 + _CHECK
-"""Columns before the text of a finding."""
-
-_NARROW, _UNDER = 64, 6
-"""On a terminal with fewer columns, the text is below the check, indented by this much."""
+_STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+_UNLIMITED = 1 << 16  # columns
 
 
 @frozen
@@ -178,39 +173,27 @@ class Section:
 
 def findings_table(sections: Sequence[Section], width: int | None, *, colour: bool) -> list[str]:
     """Format lines for a terminal of `width` columns. None: unlimited width."""
-    lines: list[str] = []
-    for section in sections:
-        lines += ["", *_fitted(printable(section.title), 0, width)] if lines else [printable(section.title)]
-        for finding in section.findings:
-            lines += _rows(finding, width, colour=colour)
-    return [*lines, "", *_fitted(_summary(sections), 0, width)]
+    from rich.console import Console  # imported late, as fleetrun.doctor measures in helper processes too
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _rows(finding: Finding, width: int | None, *, colour: bool) -> Iterable[str]:
-    check = printable(finding.check)
-    head = f"  {_painted(finding.verdict, colour)}  {check}"
-    narrow = width is not None and width < _NARROW
-    margin = _UNDER if narrow else _MARGIN
-    found = _fitted(printable(finding.found), margin, width)
-    if narrow:
-        yield head
-    else:
-        gap = max(1, _CHECK - columns(check))
-        yield f"{head}{' ' * gap}{found.pop(0).lstrip()}"
-    yield from found
-    if finding.mend:
-        yield from _fitted(f"-> {printable(finding.mend)}", margin, width)
-
-
-def _painted(verdict: Verdict, colour: bool) -> str:
-    word = verdict.upper() if verdict is Verdict.FAIL else str(verdict)
-    return f"{_COLOURS[verdict]}{word}{_RESET}" if colour else word
-
-
-def _fitted(text: str, margin: int, width: int | None) -> list[str]:
-    """Wrap text into rows of at most `width` columns, indented by `margin`."""
-    rows = [text] if width is None else wrapped(text, max(20, width - 1 - margin))
-    return [" " * margin + row.strip() for row in rows] or [""]
+    colours: Any = "standard" if colour else None
+    console = Console(
+        file=io.StringIO(), width=(width or _UNLIMITED) - 1, force_terminal=colour, color_system=colours
+    )
+    with console.capture() as captured:
+        for section in sections:
+            table = Table.grid(padding=(0, 2))
+            for least in (0, 4, 13, 0):
+                table.add_column(min_width=least)
+            for each in section.findings:
+                verdict = each.verdict.upper() if each.verdict is Verdict.FAIL else each.verdict
+                rows = [each.found, *([f"-> {each.mend}"] if each.mend else [])]
+                found = Text("\n".join(map(printable, rows)), overflow="fold")
+                table.add_row("", Text(verdict, _STYLES[each.verdict]), Text(printable(each.check)), found)
+            console.print(Text(printable(section.title)), table, "", sep="\n")
+        console.print(_summary(sections), highlight=False)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _summary(sections: Sequence[Section]) -> str:
@@ -220,7 +203,7 @@ def _summary(sections: Sequence[Section]) -> str:
     counted += f"{number[Verdict.FAIL]} failed"
     if exit_code(findings):
         return f"{counted}: a job with these options would not run"
-    return f"{counted}: nothing was found that would stop such a job"
+    return f"{counted}: no check found a problem for such a job"
 
 
 def findings_json(sections: Sequence[Section], extra: Fields) -> str:
@@ -243,11 +226,11 @@ class Visit:
     """One visit of the doctor. Raises UsageError for options that a launch would refuse."""
 
     def __init__(
-        self, line: CommandLine, file: JobFile, environ: MutableMapping[str, str], say: Say, busy: Busy
+        self, line: CommandLine, file: JobFile, environ: MutableMapping[str, str], show: ShowText, busy: Busy
     ) -> None:
         self._names_script = any((line.script, file.script, *(wish.script for wish in file.roles)))
         self._environ = environ
-        self._say = say
+        self._show = show
         self._busy = busy
         named = line if self._names_script else replace(line, script=_ANY_SCRIPT)
         self._resolved: Resolved = resolve(named, environ, place, file)
@@ -256,8 +239,8 @@ class Visit:
         engine = self._resolved.settings.scheduler
         if engine != "local":
             raise UsageError(
-                f"--scheduler {engine} starts the job on other machines; doctor checks those that it runs on",
-                hint="Run fleetrun doctor there, with the options of the launch but --scheduler.",
+                f"--scheduler {engine} starts the job on other nodes, but doctor checks only this node",
+                hint="Run fleetrun doctor on the other nodes, without --scheduler.",
             )
 
     def run(self) -> tuple[list[Section], int]:
@@ -266,7 +249,7 @@ class Visit:
         ports = Ports(settings.port_range)
         try:
             plan = make_plan(self._resolved, ports, self._environ, names_script=self._names_script)
-            with self._busy("checking this machine"):
+            with self._busy("checking this node"):
                 machine = self._machine = examine(settings, plan, self._environ)
             findings = (*plan.findings, *findings_of(machine, plan))
             sections = [Section(_title(plan), findings)]
@@ -279,14 +262,14 @@ class Visit:
     def _together(self, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports) -> Section:
         from fleetrun.doctor.node_group import compare  # imported late, because only several nodes need it
 
-        group, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
+        group, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._show)
         titles = {card.id: card.title for card in group.members}
         self._extra["links"] = [
             {"from": titles[one], "to": titles[other], **asdict(link)}
             for (one, other), link in group.links.items()
             if one in titles and other in titles
         ]
-        return Section("All machines", tuple(found))
+        return Section("All nodes", tuple(found))
 
     def document(self, sections: list[Section]) -> str:
         facts = asdict(self._machine) if self._machine is not None else None
@@ -299,7 +282,7 @@ def _title(plan: Plan) -> str:
     return name if address == name else f"{name} ({address})"
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> object:
     """Convert a value to types that JSON can hold."""
     if isinstance(value, dict):
         return {key: jsonable(each) for key, each in value.items()}

@@ -129,7 +129,14 @@ class Departing:
     requested: bool = False
 
 
-NodeEvent = Waiting | Assignment | Stopping | Departing | FaultsKnown | StoreDown | StoreUp
+@frozen
+class Paused:
+    """The job has ended like this, and waits for a change of its script (--watch)."""
+
+    outcome: Outcome
+
+
+NodeEvent = Waiting | Assignment | Stopping | Departing | Paused | FaultsKnown | StoreDown | StoreUp
 """An event between the nodes of a job. An `Assignment` shows that the nodes have joined, and that a
 generation starts.
 """
@@ -189,7 +196,7 @@ class Agent:
         self._next: Assignment | None = None
         self._place: Assignment | None = None
         self._ran = False
-        self._stopping = False
+        self._stopping = self._paused = False
         self._supervisor: Supervisor | None = None
         self._result: JobResult | None = None
         self._outcome: Outcome | None = None
@@ -250,9 +257,9 @@ class Agent:
         def release() -> None:
             limit.cancel()
             if self._supervisor is held and not self._stopping:
-                held.release()
+                held.hold(False)
 
-        held.hold()
+        held.hold(True)
         limit = self._loop.after(self._lease, release)
         self._membership.confirm(release)
 
@@ -273,7 +280,7 @@ class Agent:
 
     def _run_pod(self, place: Assignment) -> None:
         self._place = place
-        self._stopping = False
+        self._stopping = self._paused = False
         self._ran = True
         step = None
         try:
@@ -307,13 +314,15 @@ class Agent:
         """Finish with this outcome, unless one exists. The loop ends as soon as no pod runs in it."""
         self._cancel_check()
         if self._outcome is None:
-            rank = self._place.rank if self._place is not None else -1
-            code = code if self._own_code is None else self._own_code
-            self._outcome = Outcome(
-                code=code, cause=cause, error=error, result=self._result, rank=rank, requested=self._requested
-            )
+            self._outcome = self._ended(code if self._own_code is None else self._own_code, cause, error)
         if self._supervisor is None:
             self._loop.stop()
+
+    def _ended(self, code: int, cause: Cause | None, error: LaunchError | None = None) -> Outcome:
+        rank = self._place.rank if self._place is not None else -1
+        return Outcome(
+            code=code, cause=cause, error=error, result=self._result, rank=rank, requested=self._requested
+        )
 
     # ---- called by the membership (membership.Events)
 
@@ -364,6 +373,10 @@ class Agent:
         else:
             self._loop.after(0.0, self._membership.stopped)
 
+    def pause(self, code: int, cause: Cause | None) -> None:
+        self._paused, self._stopping = True, False
+        self.publish(Paused(self._ended(code, cause)))
+
     def ended(self, code: int, cause: Cause | None) -> None:
         self._finish(code, cause)
 
@@ -378,7 +391,7 @@ class Agent:
     # ---- called by the supervisor (pod.events.Peers)
 
     def pod_failed(
-        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None = None
+        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None
     ) -> None:
         over = decision.reason if isinstance(decision, GiveUp) else ""
         self._post(_with(self._of(ended, verdict, over=over), fault), decision)
@@ -397,7 +410,7 @@ class Agent:
         self._membership.note(_with(self._of(ended), fault))
 
     def restart_asked(self, command: str) -> None:
-        cause = self._cause(CauseKind.ASKED, f"{command} asks for a restart", 1)
+        cause = self._cause(CauseKind.ASKED, f"restart by {command}", 1)
         self._membership.failed(replace(cause, requested=True), True, 0.0)
 
     def pod_completed(self) -> None:
@@ -421,7 +434,7 @@ class Agent:
         return replace(cause, summary=summary, symptom=symptom, machine=machine, suspicion=suspicion)
 
     def _blamed(self, verdict: Verdict | None) -> str:
-        """Return the node of the rank that the others wait for. Empty if the script causes the wait."""
+        """Return the node of the rank that the others wait for. Return "" if the script causes the wait."""
         if verdict is None or verdict.kind not in _STUCK or not verdict.ranks or self._place is None:
             return ""
         first = 0
@@ -438,6 +451,10 @@ class Agent:
         continues.
         """
         why, requested = why_interrupted(number, command)
+        if self._paused:  # the job keeps the end that all nodes have reported
+            self._paused = False
+            self._membership.failed(self._cause(CauseKind.LEFT, why, 0), False, 0.0)
+            return
         first = self._own_code is None
         code = self._own_code = self._own_code or 128 + number
         if first:
@@ -458,8 +475,11 @@ class Agent:
         """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
         empty text.
         """
+        if self._paused:
+            self.restart_asked(command)
+            return ""
         if self._supervisor is None or self._stopping:
-            return "no process runs on this machine, or all are being stopped"
+            return "no process runs on this node, or all of them are stopping"
         return self._supervisor.restart(name, command)
 
     def guard_lost(self) -> None:

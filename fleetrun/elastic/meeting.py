@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, ShowText
 from fleetrun.elastic.store import Store
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fleetrun.envs.curve import CurveKeys
 
 PREFERRED_PORT = 6768
-_OTHER_PORT = "Give another port in --master."
+_OTHER_PORT = "Use another port in --master."
 START_CHECK_AFTER = 10.0
 """Seconds until two states become errors: another process holds the port, or a name has no address.
 
@@ -56,7 +56,7 @@ class MeetingOptions:
     urgent: int | None = None
     """When this descriptor becomes readable, `patience` ends."""
     companions: set[int] = field(default_factory=set)  # the pids of helper processes
-    tell: Say = field(default=lambda text: None)  # shows a text to the user
+    show: ShowText = field(default=lambda text: None)  # shows a text to the user
 
 
 StartCheck = Callable[[], LaunchError | None]
@@ -134,8 +134,8 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
 
     if options.lease < SHORTEST_LEASE:
         raise UsageError(
-            f"--heartbeat_timeout is {options.lease:g} s; with several machines in --master it must be "
-            f"{SHORTEST_LEASE:g} s or more: they may take two of them to agree on another leader"
+            f"--heartbeat_timeout is {options.lease:g} s; with several nodes in --master it must be "
+            f"{SHORTEST_LEASE:g} s or more, because an election may take two"
         )
     endpoints = master.split(",")
     _await_names(options, [split_endpoint(each)[0] for each in endpoints])
@@ -146,7 +146,7 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
     store = EtcdStore(loop, url, job_id=job, node_id=options.node_id, lease=lease, fenced=True, own=place)
     if own is None:
         return Meeting(store=store, endpoint=master)
-    member = Member(loop, options.companions, endpoints, own, job, lease, certificate, options.tell)
+    member = Member(loop, options.companions, endpoints, own, job, lease, certificate, options.show)
     return Meeting(
         store=store, endpoint=master, member=True, open_to_all=certificate is None, close=member.close
     )
@@ -202,12 +202,12 @@ def _await_names(options: MeetingOptions, hosts: list[str]) -> None:
     """
     deadline = time.monotonic() + options.patience
     urgent = [] if options.urgent is None else [options.urgent]
-    told = False
+    reported = False
     while not any(map(is_this_host, hosts)) and not all(map(host_addresses, hosts)):
         left = deadline - time.monotonic()
-        if not told:
-            options.tell(f"--master {options.master}: not every name has an address yet; asking again")
-            told = True
+        if not reported:
+            options.show(f"--master {options.master}: not every name has an address yet; asking again")
+            reported = True
         if left <= 0 or select.select(urgent, [], [], min(_LOOK, left))[0]:
             return
 
@@ -232,15 +232,15 @@ def _host_or_holder(options: MeetingOptions, endpoint: str, ports: Ports) -> tup
         if not options.first or (host_addresses(host) and accepts(host, port, _ANSWER)):
             return "", at
         at = join_endpoint("::" if ":" in options.address else "0.0.0.0", port)
-        options.tell(
-            f"{host} is not an address of this machine; as node 0 it serves the store at port {port}"
+        options.show(
+            f"{host} is not an address of this node, which must serve the store at port {port} as node 0"
         )
     try:
         ports.fixed(port)
     except ReservedPortError as error:
-        return f"machines cannot meet at {endpoint}: {error.message}", at
+        return f"nodes cannot join at {endpoint}: {error.message}", at
     except PortError as error:
-        raise PortError(f"machines cannot meet at {endpoint}: {error.message}", hint=_OTHER_PORT) from None
+        raise PortError(f"nodes cannot join at {endpoint}: {error.message}", hint=_OTHER_PORT) from None
     return None, at
 
 
@@ -251,7 +251,7 @@ def _hosted(options: MeetingOptions, endpoint: str, at: str, loop: Loop) -> Meet
 
     ledger = Ledger()
     server = StoreServer(
-        ledger, loop, at, job_id=options.job_id, lease=options.lease, keys=_keys(options), notice=options.tell
+        ledger, loop, at, job_id=options.job_id, lease=options.lease, keys=_keys(options), notice=options.show
     )
 
     def close() -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fleetrun.aliases import Callback, Strings
+from fleetrun.decoding import BadRecordError
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
     Accept,
@@ -30,6 +31,7 @@ from fleetrun.elastic.rendezvous.actions import (
     Fail,
     Finish,
     Leave,
+    Pause,
     Policy,
     Propose,
     ReadTopology,
@@ -46,8 +48,8 @@ from fleetrun.elastic.rendezvous.actions import (
 from fleetrun.elastic.rendezvous.checks import Measured, better
 from fleetrun.elastic.rendezvous.member import decide, left_for_good, store_lost
 from fleetrun.elastic.rendezvous.records import (
-    BadRecordError,
     Cause,
+    CauseKind,
     MemberStatus,
     Node,
     Nodes,
@@ -100,6 +102,9 @@ class Events(Protocol):
     def finish(self) -> None:
         """Let the servers exit, because the trainers of all nodes have completed. Then call `stopped`."""
 
+    def pause(self, code: int, cause: Cause | None) -> None:
+        """Handle the end of all processes of the job, which waits for a change. `failed` ends the wait."""
+
     def ended(self, code: int, cause: Cause | None) -> None:
         """Handle the end of the job. Without a cause, the job has completed. No call follows."""
 
@@ -118,22 +123,22 @@ class Reminder:
     """
 
     def __init__(self) -> None:
-        self._told: tuple[int, Strings] | None = None
+        self._reported: tuple[int, Strings] | None = None
         self._since = 0.0
         self._next = 0.0
 
-    def note(self, waiting: Waiting | None, now: float, tell: Callable[[Waiting], None]) -> float:
-        """Call `tell` if a reminder is due. Return the time of the next reminder."""
+    def note(self, waiting: Waiting | None, now: float, report: Callable[[Waiting], None]) -> float:
+        """Call `report` if a reminder is due. Return the time of the next reminder."""
         if waiting is None:
-            self._told = None
+            self._reported = None
             return math.inf
         what = waiting.present, (*waiting.missing, *(["spare"] if waiting.spare else []))
-        if self._told is None:
+        if self._reported is None:
             self._since = now
-        if what != self._told or now >= self._next:
-            self._told = what
+        if what != self._reported or now >= self._next:
+            self._reported = what
             self._next = now + (REMIND_EVERY if now - self._since < 60.0 else REMIND_LATER_EVERY)
-            tell(waiting)
+            report(waiting)
             if waiting.spare:  # a spare may wait for days
                 self._next = math.inf
         return self._next
@@ -389,6 +394,7 @@ class Membership:
             Stop: self._stop,
             Leave: self._leave_generation,
             Finish: self._finish,
+            Pause: self._pause,
             End: self._end,
             Fail: self._fail,
             DeleteJob: self._delete_job,
@@ -423,10 +429,10 @@ class Membership:
 
     def failed(self, cause: Cause, restart: bool, after: float) -> None:
         """Report that a process of this node failed in the running generation. `restart` and `after` are the
-        decision of this node's restart policy.
+        decision of this node's restart policy. During a pause, report that the pause ends.
         """
         own = self._own
-        if own.phase is Phase.RUNNING and own.failure is None:
+        if (own.phase is Phase.RUNNING or own.paused) and own.failure is None:
             own.failure = Failure(own.own(cause), restart, after, self._loop.clock())
         self.note(cause)
 
@@ -518,7 +524,7 @@ class Membership:
         away = 0.0
         if own.down_since is not None:
             away, own.down_since = self._loop.clock() - own.down_since, None
-            own.told_down.clear()
+            own.reported_outages.clear()
             self._events.publish(StoreUp())
         own.was_up = self._view.up = True
         # No lease ends in a shorter outage, so a node that is missing now has left for another reason.
@@ -534,8 +540,8 @@ class Membership:
         if own.phase is not Phase.OVER:
             if own.down_since is None:
                 own.down_since = self._loop.clock()
-            if why not in own.told_down and len(own.told_down) < _MOST_REASONS:
-                own.told_down.add(why)
+            if why not in own.reported_outages and len(own.reported_outages) < _MOST_REASONS:
+                own.reported_outages.add(why)
                 self._events.publish(StoreDown(why))
         self._look()
 
@@ -596,7 +602,7 @@ class Membership:
 
     def _note_round(self) -> None:
         round_, own = self._view.round, self._own
-        if round_ is None or round_.state is not State.ENDED:
+        if round_ is None or round_.state is not State.ENDED or round_.restart:
             own.seen_alive = True
         elif own.seen_alive and own.last is None and own.phase is not Phase.OVER:
             of_another_job = self._view.rewound and not round_.topology
@@ -671,6 +677,9 @@ class Membership:
             self._events.stop(act.cause, act.restart, at_once=act.at_once)
 
     def _leave_generation(self, act: Leave) -> None:
+        round_ = self._view.round
+        if self._own.paused and round_ is not None and round_.cause is not None:
+            self._events.stop(round_.cause, True)
         self._own.rest()
         self._look_again = True
 
@@ -678,6 +687,13 @@ class Membership:
         self._own.phase = Phase.FINISHING
         self._look_again = True
         self._events.finish()
+
+    def _pause(self, act: Pause) -> None:
+        own = self._own
+        own.paused = True
+        if own.failure is not None and own.failure.cause.why is not CauseKind.ASKED:
+            own.failure = None  # a change that came too late for the running round ends the pause immediately
+        self._events.pause(act.round.code, act.round.cause)
 
     def _end(self, act: End) -> None:
         self._own.phase, self._ended = Phase.OVER, True

@@ -167,7 +167,7 @@ class Session:
         self.outbox: Outbox = {}
         self._wake = wake
 
-    def tell(self, key: str, entry: Entry | None) -> None:
+    def notify(self, key: str, entry: Entry | None) -> None:
         """Add a change to the outbox, and wake the client if the outbox was empty."""
         if not self.outbox:
             self._wake()
@@ -294,7 +294,7 @@ class Ledger:
             for folder in _above(key):
                 self._folders.setdefault(folder, {})[key] = None
         self._own(key, session)
-        self._tell(key, entry)
+        self._notify(key, entry)
         return entry
 
     def delete(self, key: str, *, expect: int | None = None) -> bool:
@@ -316,7 +316,7 @@ class Ledger:
             if not keys:
                 del self._folders[folder]
         self._own(key, None)
-        self._tell(key, change)
+        self._notify(key, change)
 
     def delete_prefix(self, prefix: str) -> None:
         for key in self.range(prefix):
@@ -347,10 +347,10 @@ class Ledger:
             self.unwatch(session, prefix)
         session.outbox.clear()
 
-    def _tell(self, key: str, entry: Entry | None) -> None:
+    def _notify(self, key: str, entry: Entry | None) -> None:
         for prefix in (*_above(key), key):
             for session in self._watchers.get(prefix, ()):
-                session.tell(key, entry)
+                session.notify(key, entry)
 
     def _own(self, key: str, session: Session | None) -> None:
         before = self._owners.pop(key, None)

@@ -9,9 +9,11 @@ The module holds formats, limits and variable names for both sides. Files and so
 | progress     | process      | JSON datagrams to the unix socket of FLEETRUN_PROGRESS                    |
 | stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
 | probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, on request              |
-| imports      | process      | JSON in a file beside that socket, if FLEETRUN_STANDBY is `note`          |
+| debugger     | both         | lines of JSON on a unix socket beside that socket: `probe/inside`         |
+| imports      | process      | JSON in a file beside that socket, if FLEETRUN_ZYGOTE is `note`           |
+| own modules  | process      | lines in another file there                                               |
 | memory       | both         | descriptors on the unix socket of FLEETRUN_MEMORY: `pod/memory.py`        |
-| standby      | both         | JSON on the unix socket whose descriptor FLEETRUN_STANDBY starts with     |
+| zygote       | both         | JSON and descriptors on the unix socket with the descriptor FLEETRUN_ZYGOTE|
 
 Every script that imports `trainers` loads this module. It therefore imports only a small part of the standard
 library.
@@ -23,7 +25,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fleetrun.aliases import Document, Environ
@@ -36,13 +38,16 @@ NOTICE_VARIABLE = "FLEETRUN_NOTICE"
 PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
 PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
 MEMORY_VARIABLE = "FLEETRUN_MEMORY"
-STANDBY_VARIABLE = "FLEETRUN_STANDBY"
-"""With `note`, the probe leaves a list of imports for a standby. With `7 NAME,NAME`, this process is a
-standby. The number is the descriptor on which the launcher sends messages. The standby watches which of its
-imports read the named variables.
+ZYGOTE_VARIABLE = "FLEETRUN_ZYGOTE"
+"""With `note`, the probe leaves a list of imports. With a number, this process is a zygote, and the launcher
+sends its orders on this descriptor.
 """
+BREAKPOINT = "waits for `fleetrun debug"
+"""The start of the activity of a process that waits for a debugger."""
 IMPORTS_SUFFIX = ".imports"
 """Added to the path of PROBE_VARIABLE, it gives the path of the list of imports."""
+FILES_SUFFIX = ".files"
+"""In the same way, the path of the list of the user's modules: lines of modification time and path."""
 ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 """fleetrun's variable has priority over torchrun's."""
 
@@ -57,7 +62,7 @@ def inside_container(environ: Environ) -> str | None:
     return environ.get(CONTAINER_VARIABLE) or None
 
 
-def tell_probe(name: str, ask: Callable[[], object]) -> None:
+def offer_to_probe(name: str, ask: Callable[[], object]) -> None:
     """Let the probe, if this process has one, add the result of `ask` to its answers to the launcher.
 
     The result is sent as JSON under `name`. Another thread calls `ask`.
@@ -82,7 +87,7 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
 def take_mark(take: Callable[[str], None]) -> None:
     """Let the probe, if this process has one, pass a changed value of CONTAINER_VARIABLE to `take`, once.
 
-    The value changes in a standby, which may import the caller before the launcher assigns it a rank.
+    The value changes in a process that a zygote forks after it has imported the caller.
     """
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
@@ -90,7 +95,7 @@ def take_mark(take: Callable[[str], None]) -> None:
 
 
 def note_imports() -> None:
-    """Let the probe, if this process has one, write the list of its imports for a standby."""
+    """Let the probe, if this process has one, write the list of its imports for a zygote."""
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
         probe.note_imports()
@@ -183,9 +188,9 @@ def read_error(text: bytes, written: float) -> ErrorRecord | None:
         if not 0 <= when <= written + 1:
             when = written  # the file cannot have been written at that time
         helps = extra.get("restart_helps") is not False
-        said, traceback = str(message["message"]), str(extra["py_callstack"])
-        cause = cause_in(traceback if re.match(r".* sub-exceptions?\)", said) else said)
-        return ErrorRecord(said if said.startswith(cause) else f"{cause}\n{said}", traceback, when, helps)
+        words, traceback = str(message["message"]), str(extra["py_callstack"])
+        cause = cause_in(traceback if re.match(r".* sub-exceptions?\)", words) else words)
+        return ErrorRecord(words if words.startswith(cause) else f"{cause}\n{words}", traceback, when, helps)
     except _MALFORMED:
         return None
 
@@ -200,7 +205,10 @@ def write_dismissed() -> str:
 
 def read_dismissed(text: bytes) -> bool:
     """Return True if `text` is the result of `write_dismissed`."""
-    return _is(text, _DISMISSED)
+    try:
+        return bool(json.loads(text) == _DISMISSED)
+    except _MALFORMED:
+        return False
 
 
 def read_finished(text: bytes, pid: int, program: str) -> bool:
@@ -212,15 +220,8 @@ def read_finished(text: bytes, pid: int, program: str) -> bool:
     left the text.
     """
     try:
-        said = json.loads(text)
-        return bool(pid == said["finished"] or [pid, program] == said["below"])
-    except _MALFORMED:
-        return False
-
-
-def _is(text: bytes, what: Mapping[str, object]) -> bool:
-    try:
-        return bool(json.loads(text) == what)
+        fields = json.loads(text)
+        return bool(pid == fields["finished"] or [pid, program] == fields["below"])
     except _MALFORMED:
         return False
 
@@ -268,6 +269,8 @@ MEMORY_AT_ONCE = 32
 
 # ---- Stacks
 
+DEBUG_SIGNAL = signal.SIGRTMIN + 13
+"""On this signal, the main thread of a process stops in the debugger at its next line."""
 STACKS_SIGNAL = signal.SIGRTMIN + 12
 """On this signal, a process writes the stacks of all its threads to its log. SIGUSR1 and SIGUSR2 stay free
 for scripts.

@@ -1,8 +1,7 @@
-"""Write and read the environment contract, the variables that fleetrun sets for each process.
+"""Write the environment contract, the variables that fleetrun sets for each process.
 
-The launcher calls `write`, and the trained process calls `read`. `read(write(member)) == member` holds for
-every role. The values match Paddle's launchers (both generations) and torchrun, so scripts written for either
-run unmodified.
+The values match Paddle's launchers (both generations) and torchrun, so scripts written for either run
+unmodified. `trainers.roles.environment` reads the ones that it needs.
 
 `trainers` imports only this module, `envs.channels` and `envs.mpi` of the launcher. All three use only the
 standard library.
@@ -10,11 +9,8 @@ standard library.
 
 from __future__ import annotations
 
-import json
-import re
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
 from fleetrun.aliases import Integers, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
@@ -210,7 +206,6 @@ def _common(member: Member) -> dict[str, str]:
         "FLEETRUN_LOCAL": f"{member.local_rank}/{member.local_size}",
         "FLEETRUN_NODE": f"{member.node_rank}/{member.cluster.nnodes}",
         "FLEETRUN_MASTER": member.cluster.master,
-        "FLEETRUN_MAX_RESTART": str(member.cluster.max_restart),
         "FLEETRUN_ERROR_FILE": member.error_file,
     }
 
@@ -222,7 +217,6 @@ def _evaluator(member: Member) -> dict[str, str]:
         "PADDLE_ROLE": member.role.training_role,
         "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
         "PADDLE_NNODES": str(cluster.nnodes),
-        "FLEETRUN_MODE": str(cluster.mode),
     }
 
 
@@ -285,7 +279,6 @@ def _stages(member: Member) -> dict[str, str]:
         "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
         "PADDLE_STAGE_TRAINERS_NUM": str([len(cluster.trainers), *map(len, cluster.heter)]),
         "STAGE_NUM": str(len(cluster.heter) + 1),
-        "FLEETRUN_STAGE_DEVICES": ";".join(cluster.stage_devices),
     }
     if member.stage:
         values |= {
@@ -330,165 +323,6 @@ def _torch(member: Member) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": member.error_file,
     }
-
-
-# ---- Reading
-
-
-class ContractError(ValueError):
-    """A variable of the contract is missing or malformed. The message contains its name and value."""
-
-
-_ROLES = {role.training_role: role for role in Role}
-
-
-def read(environ: Texts) -> Member:
-    """Return the member that `write` described.
-
-    Device visibility and the OMP thread count are read back unchanged. Raises ContractError if a variable is
-    missing or malformed.
-    """
-    environ = _with_long_values(environ)
-    reader = _Reader(environ)
-    role = reader.role()
-    cluster = reader.cluster()
-    node_rank, _ = reader.fraction("FLEETRUN_NODE")
-    local_rank, local_size = reader.fraction("FLEETRUN_LOCAL")
-    kind, devices = reader.devices()
-    return Member(
-        cluster=cluster,
-        role=role,
-        rank=reader.rank(),
-        endpoint=reader.text("PADDLE_CURRENT_ENDPOINT"),
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=node_rank,
-        stage=reader.integer("STAGE_ID", 0),
-        device_kind=kind,
-        devices=devices,
-        visible=environ.get(VISIBLE_VARIABLE[kind]) if devices else None,
-        backend=environ.get("PADDLE_DISTRI_BACKEND"),
-        pod=reader.text("POD_NAME"),
-        log_dir=reader.text("PADDLE_LOG_DIR"),
-        error_file=environ.get("FLEETRUN_ERROR_FILE", ""),
-        restart_count=reader.integer("PADDLE_RESTART_COUNT"),
-        omp_threads=reader.integer("OMP_NUM_THREADS") if "OMP_NUM_THREADS" in environ else None,
-    )
-
-
-def _with_long_values(environ: Texts) -> Texts:
-    path = environ.get(LONG_VALUES_VARIABLE)
-    if not path:
-        return environ
-    try:
-        values = json.loads(Path(path).read_text())
-        return {**{str(name): str(value) for name, value in values.items()}, **environ}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ContractError(f"{LONG_VALUES_VARIABLE} is {path!r}, which cannot be read: {error}") from None
-
-
-class _Reader:
-    """Look up typed values. The methods raise ContractError if a variable is missing or malformed."""
-
-    def __init__(self, environ: Texts) -> None:
-        self.environ = environ
-
-    def text(self, name: str) -> str:
-        try:
-            return self.environ[name]
-        except KeyError:
-            raise ContractError(f"{name} is not set; start this script with fleetrun") from None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        if default is not None and name not in self.environ:
-            return default
-        value = self.text(name)
-        try:
-            return int(value)
-        except ValueError:
-            raise ContractError(f"{name} is {value!r}; it must be a whole number") from None
-
-    def fraction(self, name: str) -> tuple[int, int]:
-        value = self.text(name)
-        index, slash, total = value.partition("/")
-        if not (slash and index.isdecimal() and total.isdecimal()):
-            raise ContractError(f"{name} is {value!r}; it must look like 0/2")
-        return int(index), int(total)
-
-    def endpoints(self, name: str) -> Strings:
-        return tuple(filter(None, self.environ.get(name, "").split(",")))
-
-    def numbers(self, name: str) -> Integers:
-        value = self.environ.get(name, "")
-        try:
-            return tuple(map(int, value.split(","))) if value else ()
-        except ValueError:
-            raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
-
-    def mode(self) -> Mode:
-        # only this variable, which only evaluators have, holds their mode
-        word = self.environ.get("FLEETRUN_MODE")
-        if word is not None:
-            if word not in tuple(Mode):
-                raise ContractError(f"FLEETRUN_MODE is {word!r}; it must be one of {', '.join(Mode)}")
-            return Mode(word)
-        if "STAGE_NUM" in self.environ:
-            return Mode.PS_HETER
-        if "TRAINING_ROLE" in self.environ:
-            return Mode.PS
-        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self.environ else Mode.COLLECTIVE
-
-    def role(self) -> Role:
-        word = self.environ.get("TRAINING_ROLE", "TRAINER")
-        if word not in _ROLES:
-            raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
-        return _ROLES[word]
-
-    def rank(self) -> int:
-        mark = self.text(CONTAINER_VARIABLE)
-        rank = mark.rpartition(".")[2]
-        if not rank.isdecimal():
-            raise ContractError(f"{CONTAINER_VARIABLE} is {mark!r}; it must look like pod.trainer.0")
-        return int(rank)
-
-    def cluster(self) -> Cluster:
-        return Cluster(
-            mode=self.mode(),
-            trainers=self.endpoints("PADDLE_TRAINER_ENDPOINTS"),
-            master=self.text("FLEETRUN_MASTER"),
-            servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
-            heter=self._heter(),
-            coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
-            stage_devices=tuple(filter(None, self.environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
-            nnodes=self.fraction("FLEETRUN_NODE")[1],
-            gloo=self._gloo(),
-            job_id=self.text("PADDLE_JOB_ID"),
-            max_restart=self.integer("FLEETRUN_MAX_RESTART"),
-            role_name=self.environ.get("ROLE_NAME", "default"),
-        )
-
-    def _heter(self) -> tuple[Strings, ...]:
-        flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
-        sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
-        starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
-        return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
-
-    def _gloo(self) -> Gloo | None:
-        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self.environ:
-            return None
-        return Gloo(
-            endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
-            fs_path=self.text("PADDLE_GLOO_FS_PATH"),
-            with_gloo=self.integer("PADDLE_WITH_GLOO"),
-            rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
-        )
-
-    def devices(self) -> tuple[str, Integers]:
-        for kind in VISIBLE_VARIABLE:
-            own = self.numbers(f"FLAGS_selected_{kind}s")
-            if own:
-                return kind, own
-        return "gpu", ()
 
 
 # ---- Variables that are never inherited: variables of the contract, and leftovers of earlier launchers. A
@@ -546,8 +380,8 @@ def token_flaw(token: str, source: str = TOKEN) -> str | None:
     if len(token) >= _SHORTEST:
         return None
     return (
-        f"{source} has {len(token)} characters; use at least {_SHORTEST}, so that it cannot be guessed "
-        "(`fleetrun token` prints one)"
+        f"{source} has {len(token)} characters; use at least {_SHORTEST}, so that nobody can guess the "
+        "token (`fleetrun token` prints one)"
     )
 
 

@@ -163,7 +163,7 @@ class Strangers:
         """Record one of EVENTS of the server's socket. Then call `check`."""
         (self._fds.add if event == zmq.EVENT_ACCEPTED else self._fds.discard)(fd)
 
-    def heard(self, fd: int) -> bool:
+    def recognize(self, fd: int) -> bool:
         """Record that the peer of this connection is known. Return True if it was a stranger."""
         new = fd in self._fds
         self._fds.discard(fd)

@@ -39,11 +39,11 @@ class Chosen:
     @property
     def remarks(self) -> list[str]:
         """Notices for the user."""
-        said = [f"--env {pattern} matches no variable that is set here" for pattern in self.unused]
+        texts = [f"--env {pattern} matches no environment variable of this shell" for pattern in self.unused]
         if self.left_out:
             names = ", ".join(self.left_out)
-            said.append(f"--env leaves out {names}: patterns never pass on secrets; name those you need")
-        return said
+            texts.append(f"--env does not pass on {names}, because patterns skip secrets; pass their names")
+        return texts
 
 
 def assignments(words: Iterable[str], options: Texts) -> dict[str, str]:
@@ -60,8 +60,8 @@ def assignments(words: Iterable[str], options: Texts) -> dict[str, str]:
         _check_name(name, options)
         if looks_secret(name):
             raise UsageError(
-                f"--env {name}=...: the name looks like a secret, and other users can see a command line",
-                hint=f"Set it in the environment, and pass on its name: --env {name}",
+                f"--env {name}=...: the name looks like a secret, and other users can read a command line",
+                hint=f"Set the variable in the environment, and pass on its name: --env {name}",
             )
         found[name] = value
     return found
@@ -69,7 +69,7 @@ def assignments(words: Iterable[str], options: Texts) -> dict[str, str]:
 
 def _check_name(name: str, options: Texts) -> None:
     if name in options:
-        raise UsageError(f"--env {name}: that is an option of fleetrun: --{options[name]}")
+        raise UsageError(f"--env {name}: this variable sets an option of fleetrun; use --{options[name]}")
     if is_owned(name):
         raise UsageError(f"--env {name}: fleetrun sets this variable for each process")
 
@@ -89,7 +89,9 @@ def chosen(words: Iterable[str], environ: Environ, options: Texts) -> Chosen:
         if not is_pattern(word):
             _check_name(word, options)
             if word not in environ:
-                raise UsageError(f"--env {word}: that variable is not set here", hint=_nearby(word, environ))
+                raise UsageError(
+                    f"--env {word}: this variable is not set in this shell", hint=_nearby(word, environ)
+                )
             values[word] = environ[word]
             continue
         fitting = _fitting(word, environ, options)
@@ -117,4 +119,4 @@ def _fitting(pattern: str, environ: Environ, options: Collection[str]) -> list[s
 
 def _nearby(name: str, environ: Environ) -> str:
     near = similar(name, list(environ), cutoff=0.75)
-    return f"Did you mean {near[0]}?" if near else "Export it in this shell, or leave it out."
+    return f"Did you mean {near[0]}?" if near else "Export the variable in this shell, or remove the option."

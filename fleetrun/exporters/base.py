@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from fleetrun.aliases import Say
+from fleetrun.aliases import ShowText
 from fleetrun.exporters.job_state import Job, Line
 from fleetrun.frozen import frozen_by_name
 
@@ -23,7 +23,7 @@ class Context:
     argument: str
     job: Job
     lock: threading.Lock
-    warn: Say
+    warn: ShowText
 
 
 class Exporter(Protocol):

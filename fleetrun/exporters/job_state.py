@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 
 from fleetrun.aliases import Document, Fields, Numbers
+from fleetrun.decoding import read_object
 from fleetrun.record.state import Process, State
 
 Line = Document
@@ -20,11 +21,8 @@ def message(kind: str, fields: Fields) -> bytes:
 
 def read_message(line: bytes) -> Line | None:
     """Read a message. Return None if the line is not a message."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("is"), str) else None
+    message = read_object(line)
+    return message if message is not None and isinstance(message.get("is"), str) else None
 
 
 # ---- The state of the job, in no particular export format

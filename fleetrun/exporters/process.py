@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Iterable
 
 from fleetrun import plugins
-from fleetrun.aliases import Say
+from fleetrun.aliases import ShowText
 from fleetrun.exporters import job_state
 from fleetrun.exporters.base import Context, Exporter
 from fleetrun.exporters.job_state import Job
-from fleetrun.pod.companion import warning_message
+from fleetrun.pod.companion import send_line, warning_message
 
 
 class Exporters:
     """The exporters of a job, which get the messages in order. `warn` gets messages for the user."""
 
-    def __init__(self, warn: Say) -> None:
+    def __init__(self, warn: ShowText) -> None:
         self.job = Job()
         self.lock = threading.Lock()
         self._exporters: list[tuple[str, Exporter]] = []
@@ -48,7 +48,7 @@ class Exporters:
         try:
             made = plugins.load("exporters", name, has="__call__")(context)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
-            self._tell(name, error)
+            self._report(name, error)
         else:
             self._exporters.append((name, made))
 
@@ -59,9 +59,9 @@ class Exporters:
                 call(each[1])
             except (Exception, SystemExit) as error:  # noqa: BLE001  (the same)
                 self._exporters.remove(each)
-                self._tell(each[0], error)
+                self._report(each[0], error)
 
-    def _tell(self, name: str, error: BaseException) -> None:
+    def _report(self, name: str, error: BaseException) -> None:
         self._warn(f"{plugins.described('exporters', name, error)}; the job continues without it")
 
 
@@ -75,12 +75,7 @@ def export(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
 
 def main() -> None:
     os.nice(10)  # the CPU cores belong to the job
-    export(sys.stdin.buffer, _write)
-
-
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+    export(sys.stdin.buffer, send_line)
 
 
 if __name__ == "__main__":

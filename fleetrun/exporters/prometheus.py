@@ -5,7 +5,6 @@ the metrics. These names do not change.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import socket
 import threading
@@ -30,15 +29,15 @@ _GAUGES: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
     ("fleetrun_process_up", "1 while the process runs", lambda each: float(each.up)),
     (
         "fleetrun_process_start_time_seconds",
-        "When its current or last process started, in seconds since the epoch",
+        "Start of its current or last process, in seconds since the epoch",
         lambda each: each.started,
     ),
     ("fleetrun_step", "The last step that it reported", lambda each: each.step),
-    ("fleetrun_samples_per_second", "Its rate over the last ten seconds", lambda each: each.rate),
+    ("fleetrun_samples_per_second", "Samples per second over the last ten seconds", lambda each: each.rate),
     ("fleetrun_loss", "The last loss that it reported", lambda each: each.loss),
     (
         "fleetrun_last_report_time_seconds",
-        "When it last reported anything, in seconds since the epoch",
+        "Time of its last report, in seconds since the epoch",
         lambda each: each.reported,
     ),
     (
@@ -48,25 +47,25 @@ _GAUGES: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
     ),
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
-    ("fleetrun_process_starts", "How often it was started", lambda each: each.starts),
+    ("fleetrun_process_starts", "Number of its starts", lambda each: each.starts),
     ("fleetrun_samples", "Samples since its process started", lambda each: each.samples),
     ("fleetrun_process_cpu_seconds", "CPU time of its process", lambda each: usage(each.pid)[1]),
 )
 
 SERVER_GAUGES = {
     "step": ("fleetrun_server_step", "Updates of its tables so far"),
-    "stale_steps_p50": ("fleetrun_server_stale_steps_p50", "Pushes of others since the pull, median"),
+    "stale_steps_p50": ("fleetrun_server_stale_steps_p50", "Pushes of others between pull and push, median"),
     "stale_steps_p99": ("fleetrun_server_stale_steps_p99", "The same, 99 % have at most"),
     "stale_ms_p50": ("fleetrun_server_stale_ms_p50", "Milliseconds from a pull to its push, median"),
     "stale_ms_p99": ("fleetrun_server_stale_ms_p99", "The same, 99 % have at most"),
-    "log_bytes": ("fleetrun_server_log_bytes", "Size of its log"),
+    "log_bytes": ("fleetrun_server_log_bytes", "Size of its write-ahead log"),
     "snapshot_time": (
         "fleetrun_server_snapshot_time_seconds",
-        "As of when its last snapshot is, in seconds since the epoch",
+        "Time of its last snapshot, in seconds since the epoch",
     ),
 }
 TABLE_GAUGES = {
-    "rows": ("fleetrun_table_rows", "Rows that the server has of the table"),
+    "rows": ("fleetrun_table_rows", "Rows of the table on the server"),
     "bytes": ("fleetrun_table_bytes", "Memory of its rows, its candidates and their index"),
     "candidates": ("fleetrun_table_candidates", "Keys that wait for admission"),
     "ids_hour": ("fleetrun_table_distinct_keys", "Distinct keys of pulls in the last hour, an estimate"),
@@ -78,10 +77,10 @@ TABLE_GAUGES = {
         "fleetrun_table_value_not_finite_ratio",
         "NaN, infinity in rows, 0 to 1, of a sample",
     ),
-    "on_disk": ("fleetrun_table_rows_on_disk", "Rows that are on the server's disk"),
+    "on_disk": ("fleetrun_table_rows_on_disk", "Rows on the disk of the server"),
 }
 TABLE_COUNTERS = {
-    "new": ("fleetrun_table_new_rows", "Rows that were made"),
+    "new": ("fleetrun_table_new_rows", "Rows that were created"),
     "pulls": ("fleetrun_table_pulls", "Requests for rows in training"),
     "pulled_keys": ("fleetrun_table_pulled_keys", "Keys of these requests"),
     "missed_keys": ("fleetrun_table_missed_keys", "Keys of these requests that had no row"),
@@ -126,7 +125,7 @@ class JobMetrics(Collector):
         yield from _of_servers(processes)
         late = GaugeMetricFamily(
             "fleetrun_late_ratio",
-            "The part of the time for which other trainers waited for it",
+            "Share of the time in which other trainers waited for it",
             labels=_LABELS,
         )
         for each in self._job.late:
@@ -135,25 +134,23 @@ class JobMetrics(Collector):
         yield self._spent()
 
     def _spent(self) -> Metric:
-        spent = CounterMetricFamily(
-            "fleetrun_spent_seconds", "Time of the job by what it went into", labels=("on",)
-        )
+        spent = CounterMetricFamily("fleetrun_spent_seconds", "Time of the job by kind", labels=("on",))
         for kind, seconds in self._job.spent.items():
             spent.add_metric((kind,), seconds)
         return spent
 
     def _whole(self) -> Iterator[Metric]:
         job = self._job
-        yield InfoMetricFamily("fleetrun_job", "The job and its part on this machine", value=job.facts)
+        yield InfoMetricFamily("fleetrun_job", "The job and its part on this node", value=job.facts)
         if job.started is not None:
             yield GaugeMetricFamily(
                 "fleetrun_job_start_time_seconds",
-                "When the launch started, in seconds since the epoch",
+                "Start of the run, in seconds since the epoch",
                 value=job.started,
             )
         yield CounterMetricFamily("fleetrun_failures", "Processes that failed", value=job.failures)
         yield CounterMetricFamily("fleetrun_restarts", "Restarts after a failure", value=job.restarts)
-        yield CounterMetricFamily("fleetrun_hangs", "Times that the job hung", value=job.hangs)
+        yield CounterMetricFamily("fleetrun_hangs", "Hangs of the job", value=job.hangs)
 
 
 def _filled(
@@ -171,7 +168,7 @@ def _filled(
 def _named(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     """Yield the metrics that have a third label."""
     exits = CounterMetricFamily(
-        "fleetrun_process_exits", "Ends of its processes by outcome", labels=(*_LABELS, "outcome")
+        "fleetrun_process_exits", "Ended processes by outcome", labels=(*_LABELS, "outcome")
     )
     scalar = GaugeMetricFamily(
         "fleetrun_scalar", "A value that the script reported by name", labels=(*_LABELS, "name")
@@ -222,32 +219,12 @@ def usage(pid: int | None) -> tuple[float | None, float | None]:
 # replaces the oldest one. A silent client therefore cannot block the others.
 
 _MOST_CLIENTS = 16
-_MOST_REQUEST_BYTES = 64 * 1024
 _PATHS = ("/", "/metrics")
-_Start = Callable[..., Any]
-
-
-class _Request(io.BufferedReader):
-    """A request, read up to the limit."""
-
-    def __init__(self, raw: io.RawIOBase) -> None:
-        super().__init__(raw)
-        self._left = _MOST_REQUEST_BYTES
-
-    def readline(self, size: int | None = -1) -> bytes:
-        least = self._left if size is None or size < 0 else min(size, self._left)
-        line = super().readline(least)
-        self._left -= len(line)
-        return line
+_Start = Callable[..., object]
 
 
 class _Handler(WSGIRequestHandler):
     timeout = 10  # seconds of silence
-    rbufsize = 0
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile = _Request(self.rfile)  # type: ignore[arg-type]  # unbuffered, so it is raw
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no log, because stdout and stderr belong to the launcher."""
@@ -267,7 +244,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._clients: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: object) -> None:
         self._drop_oldest()
         self._slots.acquire()
         with self._lock:
@@ -278,7 +255,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._slots.release()
             raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Any, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -289,7 +266,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._clients.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect, which is not an error."""
 
     def _drop_oldest(self) -> None:

@@ -7,10 +7,9 @@ import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from fleetrun.envs.contract import split_endpoint
-from fleetrun.errors import LaunchError, PortError, UsageError
+from fleetrun.errors import PortError, UsageError
 from fleetrun.host.network import Ports
 
 
@@ -19,13 +18,13 @@ def check_folder(name: str) -> Path:
     path = Path(name).absolute()
     if "://" in name:
         raise UsageError(
-            f"--tensorboard {name}: it must be a local folder",
-            hint="Use a local folder, and copy or mount it.",
+            f"--tensorboard {name} must be a local directory",
+            hint="Use a local directory, and copy or mount it.",
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is not a folder" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
+        why = "this is not a directory" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
         raise UsageError(f"--tensorboard {name} cannot be used: {why}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"--tensorboard {name} cannot be used: no permission to write there")
@@ -39,37 +38,27 @@ def listening_socket(host: str, port: int, ports: Ports, endpoints: Iterable[str
     another host, and PortError for a port in use.
     """
     if port and port in {split_endpoint(each)[1] for each in endpoints if each}:
-        raise PortError(f"--metrics_port {port} is used by this job itself", hint="Choose another port.")
+        raise PortError(f"--metrics_port {port} is a port of this job", hint="Choose another port.")
     try:
         number = ports.fixed(port) if port else ports.any()
     except PortError as error:
-        hint = " ".join(filter(None, (error.hint, "With 0 any free port is used.")))
+        hint = " ".join(filter(None, (error.hint, "With 0, fleetrun chooses a free port.")))
         raise PortError(f"--metrics_port: {error.message}", hint=hint) from None
-    family, address = _resolved(host, number)
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise LaunchError(f"--metrics_port: cannot create a socket: {error.strerror}") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # binds although `ports` holds the port
-        sock.bind(address)
-        sock.listen(64)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--metrics_host {host} is not an address of this machine") from None
-        raise PortError(f"--metrics_port: port {number} of {host} cannot be used: {error.strerror}") from None
-    return sock
-
-
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a valid host name"
         raise UsageError(f"--metrics_host {host} has no address: {why}") from None
     family, _, _, _, address = found[0]
-    return family, address
+    try:
+        # It sets SO_REUSEADDR, and so binds although `ports` holds the port.
+        both = family is socket.AF_INET6
+        return socket.create_server(address, family=family, backlog=64, dualstack_ipv6=both)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--metrics_host {host} is not an address of this node") from None
+        why = os.strerror(error.errno or 0)
+        raise PortError(f"--metrics_port: port {number} of {host} cannot be used: {why}") from None
 
 
 def metrics_url(sock: socket.socket) -> str:

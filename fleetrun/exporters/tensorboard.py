@@ -11,11 +11,10 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from fleetrun.aliases import Numbers, Say
+from fleetrun.aliases import Numbers, ShowText
 from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded, ranked
 from fleetrun.files import new_file
@@ -34,30 +33,15 @@ def exporter(context: Context) -> EventFiles:
     return EventFiles(Path(context.argument), context.warn)
 
 
-class ScalarFile(Protocol):
-    """The part of an `EventFile` that `EventFiles` needs."""
-
-    @property
-    def deleted(self) -> bool: ...
-    def write(self, step: int, scalars: Numbers, wall: float, *, restart: bool) -> None: ...
-    def close(self) -> None: ...
-
-
 class EventFiles:
     """The event files of all processes. `warn` gets each problem once, and writing continues."""
 
-    def __init__(
-        self,
-        folder: Path,
-        warn: Say,
-        make: Callable[[Path], ScalarFile] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, warn: ShowText) -> None:
         self._folder = folder
         self._warn = warn
-        self._make = make or EventFile
         self._names: dict[str, str] = {}  # directories by process
         self._scalars: dict[str, ChangedScalars] = {}
-        self._files: dict[str, ScalarFile] = {}
+        self._files: dict[str, EventFile] = {}
         self._tables: dict[str, TableScalars] = {}
         self._warned: set[str] = set()
 
@@ -92,7 +76,7 @@ class EventFiles:
         point = scalars.take(line)
         if scalars.refused:
             self._warn_once(
-                f"{name} reports more than {MOST_NAMES} different values: TensorBoard gets the first ones"
+                f"{name} reports more than {MOST_NAMES} different values; TensorBoard shows the first ones"
             )
         if point is not None:
             reported = line["time"]
@@ -103,11 +87,11 @@ class EventFiles:
         try:
             if name in self._files and self._files[name].deleted:
                 self._warn_once(
-                    f"event files in {self._folder} were deleted: writing new ones without earlier values"
+                    f"event files in {self._folder} were deleted; writing new files without earlier values"
                 )
                 self._files.pop(name).close()
             if name not in self._files:
-                self._files[name] = self._make(self._folder / name)
+                self._files[name] = EventFile(self._folder / name)
             self._files[name].write(point.step, point.scalars, wall, restart=point.restart)
         except OSError as error:
             self._warn_once(
@@ -151,7 +135,7 @@ class TableScalars:
         recovered.
         """
         self._known: dict[str, dict[str, float]] = {}
-        self._next, self._told, self._step, self._time = 0.0, True, 0, 0.0
+        self._next, self._written, self._step, self._time = 0.0, True, 0, 0.0
         self._restart = True
 
     def take(self, line: Line, now: float) -> tuple[ScalarPoint, float] | None:
@@ -163,7 +147,7 @@ class TableScalars:
             if pulled := numbers.get("pulled_keys_s"):
                 found[f"tables/{name}/miss_ratio"] = numbers.get("missed_keys_s", 0) / pulled
             self._known[name] = found
-        self._step, self._time, self._told = int(line["server"].get("step", 0)), now, False
+        self._step, self._time, self._written = int(line["server"].get("step", 0)), now, False
         if now < self._next:
             return None
         self._next = now + _TABLE_PERIOD
@@ -171,9 +155,9 @@ class TableScalars:
 
     def last(self) -> tuple[ScalarPoint, float] | None:
         """Return the numbers that were not written."""
-        if self._told:
+        if self._written:
             return None
-        restart, self._restart, self._told = self._restart, False, True
+        restart, self._restart, self._written = self._restart, False, True
         scalars = {tag: number for each in self._known.values() for tag, number in each.items()}
         return ScalarPoint(self._step, scalars, restart), self._time
 
@@ -195,8 +179,8 @@ class ChangedScalars:
         self._written = dict.fromkeys(self._written, (-1, 0.0))
 
     def take(self, line: Line) -> ScalarPoint | None:
-        """Return the new numbers of a report, or None. Without a step, the number of the report
-        is the step.
+        """Return the new numbers of a report, or None if it has no new number. Without a step, the number of
+        the report is the step.
         """
         self._reports += 1
         step = int(line["step"]) if line["step"] is not None else self._reports

@@ -20,14 +20,12 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 class Groups:
     """The control groups of a process.
 
-    `membership` has a line for each hierarchy: `0::/path` for version 2, `4:memory:/path` for version 1.
+    MEMBERSHIP has a line for each hierarchy: `0::/path` for version 2, `4:memory:/path` for version 1.
     """
 
-    def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
-        self._root = root
-        self._lines = [
-            line.split(":", 2) for line in read_file(membership).splitlines() if line.count(":") > 1
-        ]
+    def __init__(self) -> None:
+        lines = read_file(MEMBERSHIP).splitlines()
+        self._lines = [line.split(":", 2) for line in lines if line.count(":") > 1]
 
     def processors(self) -> float | None:
         """Return how many processors these groups allow at most, or None without a limit."""
@@ -76,9 +74,7 @@ class Groups:
         """
         for _, names, path in self._lines:
             if controller in names.split(","):
-                for mount in (
-                    [self._root / controller] if controller else [self._root, self._root / "unified"]
-                ):
+                for mount in [ROOT / controller] if controller else [ROOT, ROOT / "unified"]:
                     here = mount / path.lstrip("/")
                     yield from (each for each in (here, *here.parents) if each.is_relative_to(mount))
 

@@ -4,8 +4,8 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from fleetrun.aliases import Environ, Integers, Strings
 from fleetrun.envs.contract import VISIBLE_VARIABLE
@@ -30,29 +30,38 @@ def count_devices(kind: str) -> int:
 
 
 def _count_nvidia(files: int) -> int:
+    module = nvml()
+    if module is None:
+        return files
+    try:
+        return int(module.nvmlDeviceGetCount())
+    finally:
+        module.nvmlShutdown()
+
+
+def nvml() -> ModuleType | None:
+    """Return NVML, which is ready for calls, or None if this node lacks it."""
     try:
         import pynvml
-    except ImportError:
-        return files
-    try:
+
         pynvml.nvmlInit()
+    except (ImportError, OSError):
+        return None
     except pynvml.NVMLError:
-        return files
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
+        return None
+    module: ModuleType = pynvml
+    return module
 
 
-def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devices) -> Strings:
+def detect(kind: str, environ: Environ) -> Strings:
     """Return the devices that this launcher may use: all, or those in the visibility variable.
 
     Devices are named as in the variable: numbers, GPU-... or MIG-....
     """
     value = environ.get(VISIBLE_VARIABLE[kind])
     if value is None:
-        return tuple(map(str, range(count(kind))))
-    present = count(kind)
+        return tuple(map(str, range(count_devices(kind))))
+    present = count_devices(kind)
     ids: list[str] = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry.startswith("-") or (entry.isdecimal() and int(entry) >= present):
@@ -83,10 +92,10 @@ def choose(
     )
     missing = [each for each in chosen if each not in ids]
     if missing:
-        several = f"are {kind} 0 to {len(ids) - 1}" if len(ids) > 1 else f"is {kind} 0 only"
-        there = f"is {variable}={','.join(ids)}" if variable in environ else several
+        several = f"{kind} 0 to {len(ids) - 1}" if len(ids) > 1 else f"only {kind} 0"
+        there = f"{variable}={','.join(ids)}" if variable in environ else several
         raise UsageError(
-            f"{origin} {','.join(wanted)}: there is no {kind} {', '.join(missing)}; there {there}"
+            f"{origin} {','.join(wanted)}: {kind} {', '.join(missing)} does not exist; this node has {there}"
         )
     return chosen
 

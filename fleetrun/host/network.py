@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fleetrun.aliases import Strings
 from fleetrun.errors import PortError, ReservedPortError, UsageError
 
 LOOPBACK = "127.0.0.1"
 RESERVED = "reserved by another fleetrun"
-_TAKEN = "End what has it, or choose another port."
+_TAKEN = "End the program that uses the port, or choose another port."
 
 
 class Ports:
@@ -42,24 +43,22 @@ class Ports:
             if isinstance(taken, int):
                 return taken
         if self._range is None:
-            raise PortError(f"the kernel has no free port left; this job holds {len(self._held)}")
+            raise PortError(f"the kernel has no free port; this job holds {len(self._held)} ports")
         low, high = self._range
         raise PortError(
-            f"no free port in PORT_RANGE={low}:{high}; this job holds {len(self._held)} of them",
-            hint="Give a larger PORT_RANGE, or none.",
+            f"PORT_RANGE={low}:{high} has no free port; this job holds {len(self._held)} of its ports",
+            hint="Set a larger PORT_RANGE, or unset it.",
         )
 
     def fixed(self, port: int) -> int:
         """Reserve exactly this port. Raises PortError, which names the process that holds the port."""
         if port in self._held:
-            raise PortError(f"port {port} is wanted twice by this job")
+            raise PortError(f"this job needs port {port} twice")
         taken = self._try(port)
         if isinstance(taken, int):
             return taken
         if taken == os.strerror(errno.EACCES):
-            raise PortError(
-                f"port {port} may not be used by this user: {taken}", hint="Choose one above 1023."
-            )
+            raise PortError(f"this user may not use port {port}: {taken}", hint="Choose a port above 1023.")
         reserved = _reserving_launcher(port)
         if reserved or taken == RESERVED:
             raise ReservedPortError(f"port {port} is taken: {reserved or taken}", hint=_TAKEN)
@@ -166,9 +165,9 @@ def _process_on(port: int) -> str | None:
                 with suppress(psutil.Error):
                     name = psutil.Process(connection.pid).name()
                     state = (
-                        "listens on it"
+                        "listens on this port"
                         if connection.status == psutil.CONN_LISTEN
-                        else "has a connection from it"
+                        else "has a connection from this port"
                     )
                     return f"process {connection.pid} ({name}) {state}"
     return "by a process of another user" if os.getuid() else None
@@ -219,15 +218,16 @@ def accepts(host: str, port: int, within: float) -> bool:
 
 def same_host(one: str, other: str) -> bool:
     """Return True if two names or addresses have an address in common."""
-    return bool(host_addresses(one) & host_addresses(other))
+    return not set(host_addresses(one)).isdisjoint(host_addresses(other))
 
 
-def host_addresses(host: str) -> set[str]:
-    """Return the addresses of a host name, or an empty set if it cannot be resolved."""
+def host_addresses(host: str) -> Strings:
+    """Return the addresses of a host name, or an empty tuple if it cannot be resolved."""
     try:
-        return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # UnicodeError for a name that is invalid in DNS
+        return ()
+    return tuple(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
 def source_address(host: str) -> str | None:
@@ -247,7 +247,7 @@ def address_of(nic: str) -> str:
     found = _interfaces()
     if nic not in found:
         raise UsageError(
-            f"--nic {nic}: there is no such network interface", hint=f"There are {', '.join(found)}."
+            f"--nic {nic}: this network interface does not exist", hint=f"This node has {', '.join(found)}."
         )
     if not found[nic]:
         raise UsageError(f"--nic {nic}: this network interface has no address")

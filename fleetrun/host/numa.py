@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fleetrun.envs.settings.parsing import rank_set
 from fleetrun.errors import UsageError
+from fleetrun.files import read_file
 
 _Cores = frozenset[int]
 
@@ -19,7 +20,7 @@ def bound_cores(
     chosen: Collection[str],
     ids: Collection[str],
     allowed: Collection[int],
-    root: Path = Path("/"),
+    root: Path,
 ) -> tuple[_Cores, ...]:
     """Return the cores for the process of each `chosen` NVIDIA GPU (a number or GPU-...), out of the
     `allowed` cores.
@@ -61,12 +62,12 @@ def _pci_addresses(root: Path) -> dict[str, str]:
 
 
 def _uuid(information: Path) -> str:
-    pairs = (line.partition(":") for line in _text(information).splitlines())
+    pairs = (line.partition(":") for line in read_file(information).splitlines())
     return next((value.strip() for name, _, value in pairs if name.strip() == "GPU UUID"), "")
 
 
 def _node(root: Path, address: str) -> int | None:
-    number = _text(root / "sys/bus/pci/devices" / address / "numa_node")
+    number = read_file(root / "sys/bus/pci/devices" / address / "numa_node")
     return max(int(number), 0) if number else None  # -1: the node has only one
 
 
@@ -105,7 +106,7 @@ def _grouped(cores: _Cores, together: Callable[[int], _Cores]) -> list[_Cores]:
 
 
 def _package(root: Path, core: int) -> str:
-    return _text(_cpu(root, core) / "topology/physical_package_id")
+    return read_file(_cpu(root, core) / "topology/physical_package_id")
 
 
 def _siblings(root: Path, core: int) -> _Cores:
@@ -116,9 +117,11 @@ def _siblings(root: Path, core: int) -> _Cores:
 def _sharing_cache(root: Path, core: int) -> _Cores:
     """Return the cores that share this core's largest cache, usually L3."""
     caches = [
-        each for each in _cpu(root, core).glob("cache/index[0-9]*") if _text(each / "type") != "Instruction"
+        each
+        for each in _cpu(root, core).glob("cache/index[0-9]*")
+        if read_file(each / "type") != "Instruction"
     ]
-    largest = max(caches, key=lambda each: int(_text(each / "level") or 0), default=None)
+    largest = max(caches, key=lambda each: int(read_file(each / "level") or 0), default=None)
     return frozenset() if largest is None else _cores(largest / "shared_cpu_list")
 
 
@@ -127,11 +130,4 @@ def _cpu(root: Path, core: int) -> Path:
 
 
 def _cores(path: Path) -> _Cores:
-    return rank_set(_text(path)) or frozenset()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return rank_set(read_file(path)) or frozenset()

@@ -65,8 +65,8 @@ def packed(software: Software) -> str:
     from binascii import b2a_base64
 
     packages = dict(sorted(software.packages.items()))
-    for said in (packages, {name: packages[name] for name in ("torch",) if name in packages}):
-        data = zlib.compress(json.dumps([software.python, said]).encode())
+    for listed in (packages, {name: packages[name] for name in ("torch",) if name in packages}):
+        data = zlib.compress(json.dumps([software.python, listed]).encode())
         text = b2a_base64(data, newline=False).decode()
         if len(text) <= MOST:
             break
@@ -106,10 +106,10 @@ def differences(found: Kinds) -> tuple[list[str], list[str]]:
     serious: list[str] = []
     other: list[str] = []
     for what, of in (("Python", _python), ("torch", _version_of("torch"))):
-        said = _spread(found, of)
-        if said:
+        spread = _spread(found, of)
+        if spread:
             worst = len({_minor(of(each)) for _, each in found}) > 1
-            (serious if worst else other).append(f"{what} is {said}")
+            (serious if worst else other).append(f"{what} is {spread}")
     packages = differing_packages(found)
     return serious, [*other, *([packages] if packages else [])]
 
@@ -121,10 +121,10 @@ def differing_packages(found: Kinds) -> str:
     """
     listed = [(those, each) for those, each in found if each.packages.keys() - {"torch"}]
     names = sorted({name for _, each in listed for name in each.packages} - {"torch"})
-    differ = {name: said for name in names if (said := _spread(listed, _version_of(name)))}
+    differ = {name: spread for name in names if (spread := _spread(listed, _version_of(name)))}
     if not differ:
         return ""
-    shown = [f"{name} is {said}" for name, said in list(differ.items())[:_SHOWN]]
+    shown = [f"{name} is {spread}" for name, spread in list(differ.items())[:_SHOWN]]
     more = f"; {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     count = "1 package differs" if len(differ) == 1 else f"{len(differ)} packages differ"
     return f"{count}: {'; '.join(shown)}{more}"
@@ -155,4 +155,4 @@ def _spread(found: Kinds, of: Callable[[Software], str]) -> str:
         return ""
     usual = max(nodes, key=lambda value: len(nodes[value]))
     parts = [f"{value} on {some(those, 3)}" for value, those in nodes.items() if value != usual]
-    return f"{', '.join([*parts[:_SHOWN], *(['...'] if len(parts) > _SHOWN else [])])}, {usual} on the others"
+    return f"{', '.join([*parts[:_SHOWN], *(['...'] if len(parts) > _SHOWN else [])])}, {usual} elsewhere"

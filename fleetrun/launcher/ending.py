@@ -46,9 +46,9 @@ def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
 def _gpu_hints(cause: Ended) -> list[str]:
     """Name GPU errors that the kernel of this node logged while the process ran."""
     errors = gpu_errors(cause.started)
-    told = "; ".join(printable(each) for each in errors[:3])
+    texts = "; ".join(printable(each) for each in errors[:3])
     return (
-        [f"The kernel has seen an error of a GPU: {told}. Take the node out, or reset the GPU."]
+        [f"The kernel reported a GPU error: {texts}. Reset the GPU, or stop using this node."]
         if errors
         else []
     )
@@ -58,13 +58,13 @@ def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Call
     """Print how a pod ended, and return its report, if one exists. For `summary`, see
     `LaunchSession.summary`.
     """
-    tell_strays(result, console)
+    report_strays(result, console)
     lines, reached = _report(result, spec), summary(spec, result.restarts)
     if result.code == 0:
         console.info(f"Pod completed: {spec.name}, {reached}")
     elif result.cause is None:
-        tell = console.info if result.requested else console.error
-        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}, {reached}")
+        show = console.info if result.requested else console.error
+        show(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}, {reached}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
     if lines:
@@ -78,6 +78,6 @@ def _report(result: JobResult, spec: PodSpec) -> list[str]:
     return failure_report(result, spec.log_dir) if result.cause is not None else stop_report(result, WIDE)
 
 
-def tell_strays(result: JobResult, console: Console) -> None:
+def report_strays(result: JobResult, console: Console) -> None:
     if result.strays:
-        console.warning(f"{result.strays} processes that had left their container were ended with the job")
+        console.warning(f"ended {result.strays} stray processes of the job")

@@ -14,7 +14,7 @@ from fleetrun.host import interpreter
 from fleetrun.host.interpreter import check_package
 from fleetrun.host.network import Ports
 from fleetrun.launcher.parts import Launch, Part, Reach
-from fleetrun.pod.companion import Companion, Said
+from fleetrun.pod.companion import Companion, CompanionOutput
 from fleetrun.pod.process import Exit
 from fleetrun.proc import readable
 from fleetrun.record.journal import plain
@@ -34,7 +34,7 @@ class Exports(Part):
         settings, spec = launch.settings, launch.spec
         self._goodput = launch.status.goodput
         self._speeds = launch.progress.speeds
-        self._say, self._warn = launch.console.info, launch.warn
+        self._info, self._warn = launch.console.info, launch.warn
         self._ports = Ports()
         folder = listening = None
         if settings.tensorboard is not None:
@@ -51,12 +51,12 @@ class Exports(Part):
         ]
         self._writes = folder is not None or bool(settings.export)
         self._what = "the exports" if settings.export else "the event files"
-        self._said = Said(self._warn)
+        self._output = CompanionOutput(self._warn)
         self._companion: Companion | None = Companion(
             launch.loop,
             launch.companions,
             interpreter.helper_command("fleetrun.exporters.process"),
-            heard=self._said.take,
+            received=self._output.take,
             ended=self._ended,
             keep=[] if listening is None else [listening.fileno()],
         )
@@ -69,9 +69,9 @@ class Exports(Part):
         self._send("begin", {"facts": facts, "exporters": exporters})
         launch.progress.subscribe(self._report)
         if folder is not None:
-            self._say(f"TensorBoard: event files in {folder}")
+            self._info(f"TensorBoard: event files in {folder}")
         if listening is not None:
-            self._say(f"Metrics: {metrics_url(listening)}")
+            self._info(f"Metrics: {metrics_url(listening)}")
             listening.close()  # the exporter process has inherited the socket
 
     def noted(self, line: Fields) -> None:
@@ -102,12 +102,12 @@ class Exports(Part):
         if companion is None:
             return
         if companion.lost:
-            self._warn(f"{companion.lost} reports were lost: they came faster than they could be exported")
+            self._warn(f"{companion.lost} reports were lost, because the exporter was too slow")
         if not self._writes:
             companion.close()
             return
         if not companion.finish(_SILENT_WAIT, urgent):
-            self._say(f"waiting until {self._what} are written; Ctrl-C stops waiting")
+            self._info(f"waiting until {self._what} are written; Ctrl-C stops waiting")
         missing = f"the last reports may be missing in {self._what}"
         if not companion.close(_FINISH_TIMEOUT, urgent):
             why = "interrupted" if readable(urgent) else f"not finished within {_FINISH_TIMEOUT:g} s"
@@ -120,4 +120,4 @@ class Exports(Part):
         self._warn(f"{self._exit_text(exit)}; the job continues without it")
 
     def _exit_text(self, exit: Exit) -> str:
-        return f"the exporter process {self._said.end(exit)}"
+        return f"the exporter process {self._output.end(exit)}"

@@ -18,8 +18,8 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> Document:
     """Return the fields of the event `launch`.
 
-    `typed` is the command line of the user. `argv` holds the words after `fleetrun` that repeat this launch,
-    wherever its options came from. Options that only the job file can hold are missing in `argv`.
+    `typed` is the command line of the user. `argv` holds the arguments that repeat this launch, including
+    options from the environment or a job file. It lacks options that only a job file can hold.
     """
     settings = resolved.settings
     return {

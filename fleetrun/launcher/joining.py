@@ -27,7 +27,7 @@ def _read_faults(launch: Launch) -> MachineFaults:
     try:
         return read_kept(faults_path(launch.log_dir)).faults
     except (OSError, ValueError) as error:
-        launch.warn(f"nothing is known of earlier faults of machines: {error}")
+        launch.warn(f"cannot read the faults of earlier runs: {error}. All nodes start without faults")
         return ()
 
 
@@ -38,7 +38,7 @@ first one.
 
 
 def _software(settings: LaunchSettings) -> str:
-    """Return the packages of this Python. Empty if no process of the job runs Python."""
+    """Return the packages of this Python. Return "" if no process of the job runs Python."""
     if not runs_python(settings):
         return ""
     return packed(installed(search_path(dict(settings.environment), os.environ)))
@@ -72,7 +72,7 @@ def meeting_options(launch: Launch, host: Host, node: Node) -> MeetingOptions:
         patience=patience(settings, os.environ),
         urgent=launch.interrupts.urgent,
         companions=launch.companions,
-        tell=launch.console.warning,
+        show=launch.console.warning,
     )
 
 
@@ -90,6 +90,7 @@ def policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
         budget=Budget(settings.max_restart, settings.restart_window),
         exclude_after=settings.exclude_after,
         check=settings.check,
+        watch=settings.watch,
         fixed_ranks=host.machines,
         endpoint=meeting.endpoint,
     )
@@ -105,30 +106,20 @@ def store_address(options: MeetingOptions, meeting: Meeting) -> dict[str, str]:
     return {"master": master, "job": options.job_id, "token": options.token, "password": password}
 
 
-def tell_meeting(launch: Launch, host: Host, meeting: Meeting) -> None:
+def report_meeting(launch: Launch, host: Host, meeting: Meeting) -> None:
     console = launch.console
     if meeting.hosted and host.master is None:
-        console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
+        console.info(f"Nodes join at {meeting.endpoint}. Run this command on the other nodes:")
         line = words(launch.resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
         console.block([f"  fleetrun --master={meeting.endpoint} {shlex.join(line)}"])
     if _is_loopback(meeting.endpoint.partition(",")[0]) and (meeting.hosted or meeting.member):
-        console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
+        console.info(f"Only nodes on this machine can reach {meeting.endpoint}")
     elif meeting.open_to_all:
         console.warning(
-            f"no secret is set (--token_file or {TOKEN}): anyone who can reach {meeting.endpoint} can join "
-            "or end this job"
+            f"no token is set (--token_file or {TOKEN}): anyone who can reach {meeting.endpoint} can "
+            f"join or end this job"
         )
 
 
 def _is_loopback(endpoint: str) -> bool:
     return "://" not in endpoint and split_endpoint(endpoint)[0] in (LOOPBACK, "::1", "localhost")
-
-
-def only_nodes_write(endpoint: str, token: str) -> bool:
-    """Return True if strangers cannot write to the store at `endpoint`.
-
-    For an etcd of the user, the result is False, because fleetrun cannot see its permissions.
-    """
-    if "://" in endpoint:
-        return False
-    return bool(token) or all(map(_is_loopback, endpoint.split(",")))

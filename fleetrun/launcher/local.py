@@ -30,6 +30,7 @@ from fleetrun.launcher.prepare import (
     print_plan,
     take_notify,
     take_token,
+    with_debugger,
     with_writable_logs,
 )
 from fleetrun.launcher.runner import PodRunner, announce
@@ -64,7 +65,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
             return _submit(resolved, console, signals, guard, passed_on)
         check_program(settings)
         if not settings.dry_run:
-            resolved = with_writable_logs(resolved, console.warning)
+            resolved = with_debugger(with_writable_logs(resolved, console.warning), os.environ)
             settings = resolved.settings
         for notice in resolved.notices:
             console.warning(notice)
@@ -131,11 +132,20 @@ def _alone(session: LaunchSession) -> int:
     runner = PodRunner(session, interrupts)
     try:
         session.open(Reach(), runner.victims)
-        supervisor = runner.supervisor(spec, timeout=session.settings.timeout)
-        interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
-        result = supervisor.run()
-        runner.over()
-        lines = report_end(result, spec, console, session.summary)
+        attempt = 0
+        while True:
+            supervisor = runner.supervisor(spec, timeout=session.settings.timeout, attempt=attempt)
+            interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
+            result = supervisor.run()
+            waits = session.settings.watch and not interrupts.asked
+            end = runner.drain if waits else runner.over
+            end()
+            lines = report_end(result, spec, console, session.summary)
+            attempt = runner.wait() if waits else 0
+            if not attempt:
+                break
+        if waits:
+            runner.over()
         session.over(
             End(
                 code=result.code,
@@ -176,8 +186,7 @@ def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Conso
 # ---- The display: live, plain, json or quiet
 
 NO_TERMINAL = (
-    "--display live needs one terminal for both stdout and stderr, and TERM must not be dumb; "
-    "showing plain lines"
+    "--display live needs one terminal for stdout and stderr, and a TERM other than dumb; showing plain lines"
 )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fleetrun.console.text import printable
+from fleetrun.decoding import WRONG
 from fleetrun.elastic.rendezvous.checks import SECONDS, Measured, measures, pairs
-from fleetrun.elastic.rendezvous.records import WRONG, Node, Round, read_measured
+from fleetrun.elastic.rendezvous.records import Node, Round, read_measured
 from fleetrun.envs.contract import VISIBLE_VARIABLE, split_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
@@ -54,15 +55,15 @@ class NodeCheck:
         partner, visits = _partner(pairs(ids, round_.check.suspects), rank)
         if partner >= 0:
             self._partner = members[partner].title
-        way = f" and the way to {printable(self._partner)}" if self._partner else ""
-        self._console.info(f"checking this machine{way} (--check {how})")
+        way = f" and the link to {printable(self._partner)}" if self._partner else ""
+        self._console.info(f"checking this node{way} (--check {how})")
         env = helper_environment()
         if host.devices:
             env[VISIBLE_VARIABLE[host.device_kind]] = ",".join(host.devices)
         try:
             self._companion = Companion(
                 loop, launch.companions, helper_command("fleetrun.doctor.check"), env,
-                heard=self._heard, ended=self._ended,
+                received=self._received, ended=self._ended,
             )  # fmt: skip
         except LaunchError as error:
             failure = Measured(error=f"the check cannot be started: {error.message}")
@@ -70,7 +71,7 @@ class NodeCheck:
             return
         services = [split_endpoint(node.offer.service) if node.offer.service else None for node in members]
         meets = partner >= 0 and services[rank] is not None and services[partner] is not None
-        said = {
+        orders = {
             "visit": services[partner] if meets and visits else None,
             "serve": services[rank] if meets and not visits else None,
             "ticket": f"{round_.topology}/{round_.generation}",
@@ -78,14 +79,14 @@ class NodeCheck:
             "gpus": len(host.devices) if host.device_kind == "gpu" else 0,
             "within": _WAY,
         }
-        self._companion.write(json.dumps(said).encode() + b"\n")
+        self._companion.write(json.dumps(orders).encode() + b"\n")
 
     def cancel(self) -> None:
         self._then = None
         self._timer.cancel()
         self._kill()
 
-    def _heard(self, line: bytes) -> None:
+    def _received(self, line: bytes) -> None:
         self._last = line
 
     def _ended(self, exit: Exit) -> None:
@@ -114,7 +115,7 @@ class NodeCheck:
         wrong = measured.error
         if measured.late and not wrong:
             wrong = f"the check took longer than {measured.late:g} s"
-        for what, why in (("this machine", wrong), (f"the way to {self._partner}", measured.link_error)):
+        for what, why in (("this node", wrong), (f"the link to {self._partner}", measured.link_error)):
             if why:
                 self._console.warning(f"check: {printable(f'{what}: {why}')}")
         then(measured)

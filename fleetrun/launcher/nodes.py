@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetrun.aliases import Document
 from fleetrun.console.console import terminal_columns
 from fleetrun.console.text import printable, wrapped
-from fleetrun.elastic.agent import Assignment, Departing, Outcome, Stopping
+from fleetrun.elastic.agent import Assignment, Departing, Outcome, Paused, Stopping
 from fleetrun.elastic.membership import FaultsKnown, StoreDown, StoreUp
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError, StoreLostError
 from fleetrun.host.software import differences, kinds
-from fleetrun.launcher.ending import WIDE, first_failure, tell_strays
+from fleetrun.launcher.ending import WIDE, first_failure, report_strays
 from fleetrun.launcher.parts import End, Event, Part
+from fleetrun.launcher.runner import PodRunner
 from fleetrun.launcher.session import LaunchSession
-from fleetrun.launcher.victims import Victims
 from fleetrun.plan.topology import placed
+from fleetrun.pod.container import Pod
 from fleetrun.pod.events import HUNG
-from fleetrun.pod.spec import PodSpec
-from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, said_faults
+from fleetrun.record.faults import MachineFaults, describe_faults, excluded, faults_path, keep
 
 if TYPE_CHECKING:
     from fleetrun.launcher.notices import Notices
@@ -34,9 +34,9 @@ _MOST_NOTED = 1000  # most nodes whose processes the event log lists
 class Nodes(Part):
     """A part of every launch with several nodes. `facts` describes the processes of this node."""
 
-    def __init__(self, session: LaunchSession, victims: Victims, facts: str = "") -> None:
+    def __init__(self, session: LaunchSession, runner: PodRunner, facts: str = "") -> None:
         self._session = session
-        self._victims = victims
+        self._runner = runner
         self._console = session.console
         self._settings = session.settings
         self._facts = facts
@@ -45,9 +45,14 @@ class Nodes(Part):
         self._differences: tuple[list[str], list[str]] = [], []
         self._store_down = self._reached = self._has_met = False
         self._rank, self._restarts = -1, 0
+        self._last = session.spec
+        self._paused: Outcome | None = None
 
-    def _note(self, text: str, **fields: Any) -> None:
+    def _note(self, text: str, **fields: object) -> None:
         self._session.journal.write("node", text=text, **fields)
+
+    def set_pod(self, pod: Pod, restarts: int) -> None:
+        self._last, self._paused = pod.spec, None
 
     def handle(self, event: Event) -> None:
         match event:
@@ -58,8 +63,13 @@ class Nodes(Part):
             case Stopping():
                 self._stopping(event.cause, event.restart)
             case Departing():
-                self._tell(event.why, event.requested)
+                self._report(event.why, event.requested)
                 self._note(event.why)
+            case Paused():
+                self._runner.drain()
+                self._show_end(event.outcome)
+                self._paused = event.outcome
+                self._runner.pause()
             case FaultsKnown():
                 self._keep(event.faults)
             case StoreDown():
@@ -67,9 +77,9 @@ class Nodes(Part):
             case StoreUp():
                 self._found_store()
 
-    def _tell(self, text: str, requested: bool = False) -> None:
-        tell = self._console.info if requested else self._console.warning
-        tell(printable(text))
+    def _report(self, text: str, requested: bool = False) -> None:
+        show = self._console.info if requested else self._console.warning
+        show(printable(text))
 
     def _waiting(self, note: Waiting) -> None:
         self._reached = True
@@ -114,21 +124,21 @@ class Nodes(Part):
         self._differences = found
         if serious:
             what = printable("; ".join(serious))
-            self._console.error(f"the machines differ: {what}. The job may hang or fail")
+            self._console.error(f"the nodes differ: {what}. The job may hang or fail")
         if other:
-            self._tell(f"the machines differ: {'; '.join(other)}")
+            self._report(f"the nodes differ: {'; '.join(other)}")
         for text in (*serious, *other):
-            self._note(f"the machines differ: {text}")
+            self._note(f"the nodes differ: {text}")
 
     def _stopping(self, cause: Cause, restart: bool) -> None:
         if cause.rank not in (self._rank, -1):
-            self._victims.blame_another_node()
+            self._runner.victims.blame_another_node()
         answer = self._answer(cause.why, restart)
         text = f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}"
-        self._tell(text, cause.requested)
+        self._report(text, cause.requested)
         self._note(text, why=cause.headline, restart=restart)
-        tells = restart and cause.why is not CauseKind.JOINED and tells_for_job(self._rank, cause)
-        if self._session.notices is not None and tells:
+        notifies = restart and cause.why is not CauseKind.JOINED and notifies_for_job(self._rank, cause)
+        if self._session.notices is not None and notifies:
             self._session.notices.restarting(
                 last_line(cause),
                 hang=HUNG in cause.headline,
@@ -142,10 +152,10 @@ class Nodes(Part):
         if not restart:
             return "stopping the job"
         if why in (CauseKind.LEFT, CauseKind.LOST):
-            return "the other nodes start again"
+            return "the other nodes restart"
         if why is CauseKind.FAILED and self._settings.on_node_loss is NodeLoss.WAIT:
-            return "that node leaves, and the others wait for another in its place"
-        return "all nodes start again"
+            return "this node leaves, and the other nodes wait for a replacement"
+        return "all nodes restart"
 
     def _keep(self, faults: MachineFaults) -> None:
         """Save the faults for the next launch, and report newly excluded nodes."""
@@ -153,13 +163,15 @@ class Nodes(Part):
         after = self._settings.exclude_after
         for node, own in excluded(faults, after).items():
             if node not in excluded(before, after):
-                text = f"{node} has {said_faults(own)}: it is left out where there are enough others"
-                self._tell(text)
+                text = (
+                    f"{node} has {describe_faults(own)}: jobs exclude this node if enough other nodes remain"
+                )
+                self._report(text)
                 self._note(text, faults=[fault.what for fault in own])
         try:
             keep(faults_path(self._session.log_dir), faults, after)
         except (OSError, ValueError) as error:
-            self._tell(f"the faults of machines cannot be kept for the next launch: {error}")
+            self._report(f"cannot save the faults of nodes for the next run: {error}")
 
     def _lost_store(self, why: str) -> None:
         self._store_down = True
@@ -177,23 +189,31 @@ class Nodes(Part):
 
     # ---- the end
 
-    def report_end(self, outcome: Outcome, last: PodSpec, *, served: bool) -> End:
-        """Show how the job ended for this node. `last` is its last pod. `served`: a launcher served the
-        store.
-        """
-        console, pod = self._console, last.name
+    def report_end(self, outcome: Outcome, *, served: bool) -> End:
+        """Show how the job ended for this node. `served`: a launcher served the store."""
+        if self._paused is None or outcome.error or outcome.cause != self._paused.cause:
+            self._show_end(outcome)
+        else:
+            self._console.info("the job was ended while it waited")
+        if self._session.notices is not None:
+            _place_of_end(self._session.notices, outcome, served=served)
+        return _end(outcome)
+
+    def _show_end(self, outcome: Outcome) -> None:
+        console, last = self._console, self._last
+        pod = last.name
         if outcome.result is not None:
-            tell_strays(outcome.result, console)
+            report_strays(outcome.result, console)
         cause = outcome.cause
         asked = cause is not None and cause.why in (CauseKind.LEFT, CauseKind.TIMEOUT) and not cause.lines
         if outcome.code == 0 and outcome.rank < 0:
-            console.info("the job has completed, and this spare was not needed")
+            console.info("the job completed without this spare")
         elif outcome.code == 0:
             console.info(f"Pod completed: {pod}, {self._session.summary(last)}")
         elif cause is not None and asked:
             why = headline_on_node(cause.node, cause.rank, cause.headline)
-            tell = console.info if outcome.requested or cause.requested else console.error
-            tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}, {self._session.summary(last)}")
+            show = console.info if outcome.requested or cause.requested else console.error
+            show(f"Pod stopped: {pod}, {why}, exit code {outcome.code}, {self._session.summary(last)}")
         else:
             console.error(f"Pod failed: {pod}, exit code {outcome.code}")
         if cause is not None and outcome.code and not asked:
@@ -201,9 +221,6 @@ class Nodes(Part):
         if outcome.error is not None:
             hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
             console.error(printable(outcome.error.message + hint))
-        if self._session.notices is not None:
-            _place_of_end(self._session.notices, outcome, served=served)
-        return _end(outcome)
 
     def _final(self, cause: Cause) -> None:
         """Show the report of the node that failed, or of a failure without a node. All nodes show
@@ -232,7 +249,7 @@ def _end(outcome: Outcome) -> End:
     )
 
 
-def tells_for_job(
+def notifies_for_job(
     rank: int, cause: Cause | None, error: LaunchError | None = None, *, served: bool = False
 ) -> bool:
     """Return True if the node of this rank sends the notifications of the job.
@@ -248,7 +265,7 @@ def _place_of_end(notices: Notices, outcome: Outcome, *, served: bool) -> None:
     cause = outcome.cause
     where = {} if cause is None else {"node": cause.rank, "host": cause.node}
     if outcome.rank >= 0:
-        notices.at_end(tells_for_job(outcome.rank, cause, outcome.error, served=served), **where)
+        notices.at_end(notifies_for_job(outcome.rank, cause, outcome.error, served=served), **where)
     elif outcome.code == 0:  # a spare; with another code, the nodes never joined
         notices.at_end(False)
 
@@ -257,7 +274,7 @@ def missed(note: Waiting) -> str:
     """Describe how many nodes have joined, and which nodes are missing."""
     nodes = "1 node" if note.present == 1 else f"{note.present} nodes"
     if note.spare:
-        return f"the job runs on {nodes}; this node is a spare, and waits"
+        return f"the job runs on {nodes}; this node waits as a spare"
     missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
     if note.fewest <= note.present < note.most:
         joined = f"{nodes} {'has' if note.present == 1 else 'have'} joined"

@@ -1,7 +1,7 @@
 """Send the notifications of --notify: one message for each event, delivered by the notifier process. While
 the job runs, the launcher never waits for the delivery.
 
-With several nodes, one node sends the notifications of the job: see `nodes.tells_for_job`.
+With several nodes, one node sends the notifications of the job: see `nodes.notifies_for_job`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
 from fleetrun.launcher.parts import End, Event, Launch, Part, Reach
-from fleetrun.pod.companion import Companion, Said
+from fleetrun.pod.companion import Companion, CompanionOutput
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, code_of
 from fleetrun.pod.policy import Restart
@@ -38,19 +38,19 @@ class Notices(Part):
         self.node = 0
         """The rank of this node."""
         self._alone = reach.others is None
-        self._tells = True
+        self._notifies_end = True
         self._where: Fields = {}
         self._settings = launch.settings
         self._pod = launch.spec.name
-        self._say = launch.console.info
+        self._info = launch.console.info
         self._warn = launch.warn
         self._began = time.time()
-        self._from_it = Said(self._warn)
+        self._from_it = CompanionOutput(self._warn)
         self._companion: Companion | None = Companion(
             launch.loop,
             launch.companions,
             interpreter.helper_command("fleetrun.notifiers.process"),
-            heard=self._from_it.take,
+            received=self._from_it.take,
             ended=self._ended,
         )
         titled = [(*each, written_notifiers((each,))) for each in self._settings.notify]
@@ -69,18 +69,18 @@ class Notices(Part):
             case Hang(decision=Restart() as decision) if self._alone:
                 self._restart("hang", event.cause, decision)
 
-    def restarting(self, sentence: str, *, hang: bool, **fields: Any) -> None:
+    def restarting(self, sentence: str, *, hang: bool, **fields: object) -> None:
         """Send a notification that all nodes restart their processes. `sentence` gives the reason and the
         node.
         """
-        self._tell("hang" if hang else "restart", f"restarts: {sentence}", reason=sentence, **fields)
+        self._notify("hang" if hang else "restart", f"restarts: {sentence}", reason=sentence, **fields)
 
-    def at_end(self, tells: bool, **where: Any) -> None:
+    def at_end(self, notifies: bool, **where: object) -> None:
         """Set if this node sends the notification of the end, and the `node` and `host` of the cause."""
-        self._tells, self._where = tells, where
+        self._notifies_end, self._where = notifies, where
 
     def over(self, end: End, reached: str) -> None:
-        if not self._tells:
+        if not self._notifies_end:
             return
         cause = end.report[-1] if end.report else end.reason
         process = {} if end.first is None else _process(end.first)
@@ -88,12 +88,12 @@ class Notices(Part):
         took = describe_duration(time.time() - self._began)
         took += f" and {end.restarts} restart{'s' * (end.restarts > 1)}" if end.restarts else ""
         if end.code == 0:
-            self._tell("end", f"completed: {reached}", **fields)
+            self._notify("end", f"completed: {reached}", **fields)
         elif end.requested:
-            self._tell("end", f"stopped after {took}: {cause}", reason=cause, **fields)
+            self._notify("end", f"stopped after {took}: {cause}", reason=cause, **fields)
         else:
             text = f"failed with exit code {end.code} after {took}: {cause}"
-            self._tell("hang" if HUNG in end.reason else "failure", text, reason=cause, **fields)
+            self._notify("hang" if HUNG in end.reason else "failure", text, reason=cause, **fields)
 
     def close(self, urgent: int) -> None:
         """Wait for the last messages, for some seconds or until `urgent` becomes readable."""
@@ -101,17 +101,17 @@ class Notices(Part):
         if companion is None:
             return
         if not companion.finish(_SILENT_WAIT, urgent):
-            self._say("waiting until the last notification is sent; Ctrl-C stops waiting")
+            self._info("waiting until the last notification is sent; Ctrl-C stops waiting")
         in_time = companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent)
         if not in_time or companion.exit != Exit(0):
             names = written_notifiers(self._settings.notify)
-            self._warn(f"{names}: the last notification may not have been sent")
+            self._warn(f"{names}: the last notification may be lost")
 
-    def _restart(self, event: str, sentence: str, decision: Restart, **fields: Any) -> None:
+    def _restart(self, event: str, sentence: str, decision: Restart, **fields: object) -> None:
         text = f"restarts ({decision.number} of {decision.limit}): {sentence}"
-        self._tell(event, text, reason=sentence, restarts=decision.number, **fields)
+        self._notify(event, text, reason=sentence, restarts=decision.number, **fields)
 
-    def _tell(self, event: str, text: str, **fields: Any) -> None:
+    def _notify(self, event: str, text: str, **fields: Any) -> None:
         if self._companion is None or event not in self._settings.notify_on:
             return
         job, host = self._settings.job_id, os.uname().nodename
@@ -145,9 +145,7 @@ class Notices(Part):
 
     def _ended(self, exit: Exit) -> None:
         self._companion = None
-        self._warn(
-            f"the notifier process {self._from_it.end(exit)}; the job continues, and nothing more is told"
-        )
+        self._warn(f"the notifier process {self._from_it.end(exit)}; the job continues without notifications")
 
 
 def _sentence(ended: Ended) -> str:
@@ -158,7 +156,7 @@ def _process(spec: ContainerSpec) -> Document:
     return {"container": spec.name, "rank": None if spec.label else spec.rank, "log": str(spec.log)}
 
 
-def encoded_line(value: Any) -> bytes:
+def encoded_line(value: object) -> bytes:
     return encoded(plain(value)) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Define the parts of a launch besides its pods: exports, notifications, standbys and watches. To add one,
+"""Define the parts of a launch besides its pods: exports, notifications, warm starts and watches. To add one,
 write a module with a subclass of `Part`, and add a line to `PARTS`.
 """
 
@@ -36,6 +36,7 @@ Event: TypeAlias = "PodEvent | NodeEvent"
 PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
     "ranks": lambda its: True,
     "warm": lambda its: its.warm,
+    "watch": lambda its: its.watch,
     "served": lambda its: its.run_mode.has_servers,
     "exports": lambda its: its.tensorboard or its.metrics_port is not None or its.export,
     "notices": lambda its: its.notify,
@@ -48,12 +49,11 @@ name of the module. The parts close in this order, so that only the last two may
 @frozen
 class Reach:
     """The links to the other nodes of a job. `others` requests their status, and `ask` the positions of their
-    ranks. With --warm, `listed` receives the modules that spares may import.
+    ranks.
     """
 
     others: Others | None = None
     ask: AskOthers | None = None
-    listed: Callable[[bytes], None] | None = None
 
 
 @frozen_by_name
@@ -100,10 +100,10 @@ class Launch:
         self.status = JobStatus(self.progress, self.wall)
         self.memory = MemoryStore(loop, files.memory_socket(self.runtime, spec.name))
         self.marks = Marks(marks_path(self.log_dir, settings.job_id, spec.name), loop, self.wall)
-        for listener in (self.marks.heard, self.status.handle):
+        for listener in (self.marks.handle, self.status.handle):
             self.journal.subscribe(listener)
-        if (hear := console.listener) is not None:
-            self.journal.subscribe(lambda event: hear(encoded(event)))
+        if (receive := console.listener) is not None:
+            self.journal.subscribe(lambda event: receive(encoded(event)))
 
     def warn(self, text: str) -> None:
         self.console.warning(printable(text))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun.aliases import Callback, Strings
 from fleetrun.console.narrator import failure_headline
 from fleetrun.elastic.agent import Agent, Assignment
-from fleetrun.elastic.inquiry import Answers, Inquiry
+from fleetrun.elastic.ask import AnswersByRank, OtherNodes
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Node, Round
 from fleetrun.launcher.ending import WIDE, failure_report
@@ -22,7 +22,6 @@ from fleetrun.launcher.runner import PodRunner, announce
 from fleetrun.plan.topology import Host, check_complete, pod_spec
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
-from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ class PodFactory:
     """A factory of the pods of this node. All generations use the same name and log files."""
 
     def __init__(self, launch: Launch, host: Host, runner: PodRunner) -> None:
-        self.last: PodSpec = launch.spec
-        """The pod of the present or the last generation."""
         self._launch = launch
         self._host = host
         self._runner = runner
@@ -49,7 +46,6 @@ class PodFactory:
         settings, pod = self._launch.settings, self._launch.spec.name
         check_complete(settings, offers)
         spec = pod_spec(settings, self._host, offers, place.rank, pod=pod, environ=os.environ)
-        self.last = spec
         if place.first:
             announce(spec, self._launch.console)
         return self._runner.supervisor(
@@ -65,7 +61,7 @@ class PodFactory:
 
 
 def ask_ranks(
-    inquiry: Inquiry, agent: Agent, detail: Detail, then: Callable[[list[State], str], None]
+    others: OtherNodes, agent: Agent, detail: Detail, then: Callable[[list[State], str], None]
 ) -> None:
     """Find the positions of the ranks on the other nodes, as `AskOthers` of `stacks.helper`. If a node does
     not answer, `then` gets its ranks with a note.
@@ -75,10 +71,10 @@ def ask_ranks(
         then([], "")
         return
     here = place_name(place.members[place.rank].name, place.rank)
-    inquiry.ask_ranks(detail, lambda found: then(_states(found, place), here))
+    others.ask("ranks", {"detail": str(detail)}, lambda found: then(_states(found, place), here))
 
 
-def _states(found: Answers, place: Assignment) -> list[State]:
+def _states(found: AnswersByRank, place: Assignment) -> list[State]:
     from fleetrun.stacks.helper import unpack_states  # late: few jobs need it
 
     states: list[State] = []

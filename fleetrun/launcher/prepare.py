@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
-from fleetrun.aliases import Environ, Say, Strings
+from fleetrun.aliases import Environ, ShowText, Strings
 from fleetrun.envs.contract import (
     TOKEN,
     Role,
@@ -41,7 +41,7 @@ from fleetrun.values import replace
 # ---- The directory of the logs
 
 
-def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
+def with_writable_logs(resolved: Resolved, warn: ShowText) -> Resolved:
     """Replace the default log directory with a temporary one if the working directory is read-only. A
     container may run a script in such a directory.
     """
@@ -51,8 +51,16 @@ def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
     import tempfile  # late: few launches need it
 
     folder = tempfile.mkdtemp(prefix="fleetrun-log-")
-    warn(f"this directory is read-only: the logs are in {folder}; --log_dir names another place")
+    warn(f"this directory is read-only, so the logs are in {folder}; --log_dir chooses another directory")
     return replace(resolved, settings=replace(resolved.settings, log_dir=folder))
+
+
+def with_debugger(resolved: Resolved, environ: Environ) -> Resolved:
+    """Let breakpoints wait if a user is probably at this terminal, unless --debug decides."""
+    there = any(map(os.isatty, range(3))) and not environ.get("CI")
+    if resolved.settings.debug != "auto" or not there:
+        return resolved
+    return replace(resolved, settings=replace(resolved.settings, debug="on"))
 
 
 # ---- Checks of the script, before anything starts
@@ -66,7 +74,7 @@ def check_python_script(script: str) -> None:
     if path.is_dir() and not (path / "__main__.py").exists():
         raise ScriptNotExecutableError(f"{script} is a directory, not a script")
     if not path.exists():
-        raise ScriptNotFoundError(f"there is no script {script}", hint=_nearby(path))
+        raise ScriptNotFoundError(f"the script {script} does not exist", hint=_nearby(path))
     if not os.access(path, os.R_OK):
         raise ScriptNotExecutableError(f"{script} cannot be read: permission denied")
 
@@ -80,11 +88,12 @@ def check_module(module: str) -> None:
     here = str(Path.cwd())  # an absolute path, because Python caches the meaning of "."
     if not top.isidentifier() or top == "__main__":
         raise ScriptNotFoundError(
-            f"-m {module}: that is not the name of a module", hint="Without -m it is a file."
+            f"-m {module}: this is not the name of a module", hint="Without -m, SCRIPT is a file."
         )
     if PathFinder.find_spec(top, [here]) is None and find_spec(top) is None:
         raise ScriptNotFoundError(
-            f"there is no module {top}", hint="Modules are looked for from the current directory."
+            f"the module {top} does not exist",
+            hint="fleetrun searches for modules from the current directory.",
         )
 
 
@@ -95,7 +104,7 @@ def check_executable(program: str, path_variable: str) -> None:
         if path.is_dir():
             raise ScriptNotExecutableError(f"{program} is a directory, not a program")
         if not path.exists():
-            raise ScriptNotFoundError(f"there is no program {program}", hint=_nearby(path))
+            raise ScriptNotFoundError(f"the program {program} does not exist", hint=_nearby(path))
         if not os.access(path, os.X_OK):
             raise ScriptNotExecutableError(
                 f"{program} is not executable",
@@ -103,7 +112,7 @@ def check_executable(program: str, path_variable: str) -> None:
             )
         return
     if not any(os.access(Path(folder or ".") / program, os.X_OK) for folder in path_variable.split(":")):
-        raise ScriptNotFoundError(f"there is no program {program} on PATH, and no file of that name here")
+        raise ScriptNotFoundError(f"the program {program} is neither on PATH nor in this directory")
 
 
 def _nearby(path: Path) -> str | None:
@@ -132,11 +141,15 @@ def check_program(settings: LaunchSettings) -> None:
             check_python_script(argv[2])
         else:
             check_executable(argv[0], search)
-            if settings.warm:
-                raise UsageError(
-                    f"--warm is for Python scripts that fleetrun starts itself, and {argv[0]} is a program",
-                    hint="Name the Python script, or leave --warm out.",
-                )
+            flag = "--warm" if settings.warm else "--watch" if settings.watch else ""
+            if flag:
+                from fleetrun.pod.zygote import is_python  # late: most launches need none
+
+                if not is_python(argv):
+                    raise UsageError(
+                        f"{flag} needs a Python script, but {argv[0]} is a program",
+                        hint=f"Name the Python script, or remove {flag}.",
+                    )
 
 
 def runs_python(settings: LaunchSettings) -> bool:
@@ -157,7 +170,7 @@ def _roles(settings: LaunchSettings) -> list[Role]:
     return [Role.TRAINER, *servers, *(own.role for own in settings.roles)]
 
 
-def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn: Say) -> None:
+def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn: ShowText) -> None:
     """Read the job's token from --token_file into the environment, where the processes of the job find it.
 
     Raises UsageError if the file cannot be read or holds no valid token.
@@ -167,9 +180,9 @@ def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn
             path = Path(settings.token_file)
             token = path.read_text().strip()
             if path.stat().st_mode & 0o077:
-                warn(f"--token_file {path}: other users can read it; `chmod 600` it")
+                warn(f"--token_file {path}: other users can read the file; run `chmod 600` on it")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "the file is not valid UTF-8"
             raise UsageError(f"--token_file {settings.token_file} cannot be read: {why}") from None
         environ[TOKEN] = token
         if not token:
@@ -180,7 +193,7 @@ def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn
     if flaw is not None:
         raise UsageError(flaw)
     if token and is_guessable(token):
-        warn(f"{source} looks easy to guess; `fleetrun token` prints a secret that is not")
+        warn(f"the token of {source} looks easy to guess; `fleetrun token` prints a random token")
 
 
 def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> None:
@@ -188,8 +201,8 @@ def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> 
     line of these launchers never holds the value, because it may contain secrets.
     """
     if settings.notify and settings.scheduler != "local":
-        said = (text if name == "webhook" else f"{name}:{text}" for name, text in settings.notify)
-        environ[NOTIFY] = "\n".join(said)
+        texts = (text if name == "webhook" else f"{name}:{text}" for name, text in settings.notify)
+        environ[NOTIFY] = "\n".join(texts)
 
 
 # ---- This node: its rank in the job, its devices, its ports
@@ -212,15 +225,15 @@ def locate(settings: LaunchSettings) -> Host:
         return Host(address=settings.host or listed[0], hosts=None, machines=listed)
     if len(mine) > 1:
         raise UsageError(
-            f"{' and '.join(mine)} are both this machine, but there are others in {_origin(settings)}",
-            hint="Name each machine once, or choose this one with --host.",
+            f"{' and '.join(mine)} are both this node, but {_origin(settings)} also lists other nodes",
+            hint="Name each node once, or choose the name of this node with --host.",
         )
     _refuse_loopback(settings, listed)
     rank = listed.index(mine[0])
     if settings.rank not in (-1, rank):
         raise UsageError(
-            f"--rank {settings.rank} does not agree with {_origin(settings)}: "
-            f"{mine[0]} is machine {rank} there, and this is {mine[0]}"
+            f"--rank {settings.rank} does not agree with {_origin(settings)}: this node, {mine[0]}, has "
+            f"rank {rank} there"
         )
     return Host(
         address=settings.host or mine[0],
@@ -259,10 +272,10 @@ def _store(settings: LaunchSettings, listed: Strings) -> str | None:
         return settings.master
     count = int(master.removeprefix(EMBEDDED))
     if len(listed) < count:
-        have = f"the list has {len(listed)}" if listed else "no machines are listed"
+        have = f"the list has {len(listed)}" if listed else "no nodes are listed"
         raise UsageError(
-            f"--master {master} means the first {count} machines of --ips, and {have}",
-            hint="Name the machines that serve the store: --master H1,H2,H3",
+            f"--master {master} needs the first {count} nodes of --ips, but {have}",
+            hint="Name the nodes that serve the store: --master H1,H2,H3",
         )
     return ",".join(join_endpoint(each, STORE_PORT) for each in listed[:count])
 
@@ -273,9 +286,9 @@ def _refuse_loopback(settings: LaunchSettings, listed: Strings) -> None:
     if own and len(own) < len(listed):
         others = [each for each in listed if each not in own]
         raise UsageError(
-            f"{own[0]} in {_origin(settings)} means a different machine on every machine, "
+            f"{own[0]} in {_origin(settings)} means a different node on every node, "
             f"and {', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
-            hint="Give the address by which the other machines reach this one.",
+            hint="Use the address at which the other nodes reach this node.",
         )
 
 
@@ -318,10 +331,12 @@ def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings
         if unknown and time.monotonic() < deadline:
             time.sleep(0.25)
             return _mine(settings, listed, deadline)
-        hint = "Choose it with --host, or add its address."
+        hint = "Choose this node with --host, or add its address."
         raise UsageError(
-            f"this machine ({known}) is not in {_origin(settings)}: {', '.join(listed)}",
-            hint=f"{', '.join(unknown)}: this name cannot be resolved here. {hint}" if unknown else hint,
+            f"this node ({known}) is not in {_origin(settings)}: {', '.join(listed)}",
+            hint=f"{', '.join(unknown)}: this name cannot be resolved on this node. {hint}"
+            if unknown
+            else hint,
         )
     return mine
 
@@ -331,8 +346,8 @@ def _address(settings: LaunchSettings, master: str | None) -> str:
     if settings.host is not None:
         if not is_this_host(settings.host):
             raise UsageError(
-                f"{settings.host} is not an address of this machine, which has {', '.join(addresses())}",
-                hint="--host and POD_IP give this machine's own address.",
+                f"{settings.host} is not an address of this node, which has {', '.join(addresses())}",
+                hint="--host and POD_IP must be an address of this node.",
             )
         return settings.host
     if settings.nic is not None:
@@ -344,7 +359,7 @@ def _address(settings: LaunchSettings, master: str | None) -> str:
     return source_address(there) or source_address(_SOMEWHERE) or (*addresses(), LOOPBACK)[0]
 
 
-def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Host:
+def equipped(host: Host, resolved: Resolved, warn: ShowText, environ: Environ) -> Host:
     """Return `host` with its cores and devices. Raises UsageError for addresses of another host, and for
     missing devices.
     """
@@ -355,15 +370,14 @@ def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Hos
     for address in (*named, *(host.machines if host.alone else ())):
         if not is_this_host(address):
             raise UsageError(
-                f"{address} is not an address of this machine",
-                hint="--nnodes and --master, or --ips, start a job on several machines.",
+                f"{address} is not an address of this node",
+                hint="--nnodes and --master, or --ips, start a job on several nodes.",
             )
     ids = devices.detect(settings.device_kind, environ)
     if settings.devices and not ids:
         warn(
-            f"{resolved.origins['devices']} {','.join(settings.devices)}: "
-            f"there is no {settings.device_kind.upper()} here; "
-            "computing on CPUs (Gloo)"
+            f"{resolved.origins['devices']} {','.join(settings.devices)}: this node has no "
+            f"{settings.device_kind.upper()}; computing on CPUs (Gloo)"
         )
     origin = resolved.origins.get("devices", "--devices")
     chosen = devices.choose(settings.devices, ids, settings.device_kind, environ, origin) if ids else ()
@@ -384,7 +398,7 @@ def device_cores(
     binding: str,
     chosen: Collection[str],
     ids: Collection[str],
-    warn: Say,
+    warn: ShowText,
     root: Path = Path("/"),
 ) -> Strings:
     """Return the cores of the process of each `chosen` device. `ids` are all devices that this launcher may
@@ -397,15 +411,15 @@ def device_cores(
         raise UsageError("--numa_binding needs taskset, which is not on PATH (Debian: util-linux)")
     bound = numa.bound_cores(binding, chosen, ids, os.sched_getaffinity(0), root)
     if not any(bound):
-        warn(f"--numa_binding {binding} has no effect: the NUMA nodes of the GPUs are not known here")
+        warn(f"--numa_binding {binding} has no effect, because the NUMA nodes of the GPUs are unknown")
     return tuple(map(written_ranks, bound))
 
 
-def evaluator_devices(settings: LaunchSettings, ids: Strings, warn: Say, environ: Environ) -> Strings:
+def evaluator_devices(settings: LaunchSettings, ids: Strings, warn: ShowText, environ: Environ) -> Strings:
     """Return the devices among `ids` that the job file gives to evaluators."""
     own, kind = settings.role_settings(Role.EVALUATOR), settings.device_kind
     if own.devices and not ids:
-        warn(f"{own.where}: roles.evaluator: there is no {kind.upper()} here; evaluators compute on CPUs")
+        warn(f"{own.where}: roles.evaluator: this node has no {kind.upper()}; evaluators compute on CPUs")
     if not own.devices or not ids:
         return ()
     origin = f"{own.where}: roles.evaluator.resources.devices"
@@ -472,7 +486,7 @@ def check_followed(resolved: Resolved, spec: PodSpec) -> None:
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
             last = f" to {role}:{len(there) - 1}" if len(there) > 1 else " only"
             have = f"this job has {role}:0{last}" if there else f"this job has no {role}"
-            raise UsageError(f"{origin} {role}:{missing[0]}: there is no such process; {have}")
+            raise UsageError(f"{origin} {role}:{missing[0]}: this process does not exist; {have}")
 
 
 def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
@@ -480,11 +494,11 @@ def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     from fleetrun.console import dry_run  # late: only --dry_run prints a plan
 
     notifiers, moments = written_notifiers(settings.notify), ", ".join(settings.notify_on)
-    told = f"{notifiers} ({moments})" if notifiers else ""
+    notified = f"{notifiers} ({moments})" if notifiers else ""
     text = (
-        dry_run.plan_as_json(spec, os.environ, told)
+        dry_run.plan_as_json(spec, os.environ, notified)
         if settings.json
-        else "\n".join(dry_run.plan_as_text(spec, os.environ, told))
+        else "\n".join(dry_run.plan_as_text(spec, os.environ, notified))
     )
     try:
         sys.stdout.buffer.write(f"{text}\n".encode("utf-8", "surrogateescape"))
@@ -492,4 +506,4 @@ def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise LaunchError(f"the plan could not be written: {error.strerror}") from None
+        raise LaunchError(f"cannot write the plan to standard output: {error.strerror}") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.aliases import Callback, Strings
 from fleetrun.console.text import printable
+from fleetrun.envs.channels import BREAKPOINT
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.launcher.parts import Event, Launch, Part, Reach
 from fleetrun.pod.container import Container, Ended, Pod
@@ -18,6 +19,7 @@ from fleetrun.pod.events import (
     Detail,
     Findings,
     Late,
+    Restarting,
     Verdict,
     lateness_fields,
     verdict_fields,
@@ -25,6 +27,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.policy import is_symptom
 
 if TYPE_CHECKING:
+    from fleetrun.envs.progress_report import Report
     from fleetrun.pod.hangs import HangWatch, PodWatch
     from fleetrun.stacks.helper import State
 
@@ -43,21 +46,34 @@ class Ranks(Part):
         self._pod: Pod | None = None
         self._hangs: HangWatch | None = None
         self._watches: list[PodWatch] = []
+        self._activities: dict[str, str] = {}
+        launch.progress.subscribe(self._note_breakpoint)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         self._pod = pod
+        self._activities.clear()
         if not self._watches and self._has_ranks(pod.containers):
             # One node is enough for the warnings of the whole job: the node of the job's first trainer.
             first = any(each.spec.role is Role.TRAINER and each.spec.rank == 0 for each in pod.containers)
             self._watches = self._watches_of_ranks(first)
 
     def handle(self, event: Event) -> None:
+        if isinstance(event, Restarting):
+            for each in event.containers:
+                self._activities.pop(each.spec.name, None)
         for watch in self._watches:
             watch.handle(event)
 
     def close(self, urgent: int) -> None:
         for watch in self._watches:
             watch.close()
+
+    def _note_breakpoint(self, container: str, report: Report) -> None:
+        """Print how to attach to a process that waits for a debugger."""
+        what = report.activity.what if report.activity is not None else ""
+        if what.startswith(BREAKPOINT) and what != self._activities.get(container):
+            self._launch.warn(f"{report.role} {report.rank} {what}")
+        self._activities[container] = what
 
     def _watches_of_ranks(self, first: bool) -> list[PodWatch]:
         """Make the watches. The node of the `first` trainer watches the whole job."""
@@ -66,14 +82,14 @@ class Ranks(Part):
         watches: list[PodWatch] = []
         if first:
             probes = partial(self._find, detail=Detail.PROBES)
-            tell = partial(self._warn_of, normal=True)
-            watches.append(WaitWatch(self._loop, self._find, tell, self._is_busy))
+            report = partial(self._warn_of, normal=True)
+            watches.append(WaitWatch(self._loop, self._find, report, self._is_busy))
             watches.append(LateWatch(self._loop, probes, self._note_lateness, self._warn_of))
         hangs, limit = self.hangs(), self._settings.hang_timeout
         if hangs is not None and limit is not None:
             watches.append(AloneWatch(self._loop, limit, self._find, hangs.one_hangs, self._is_busy))
         for watch in watches:
-            self._launch.progress.subscribe(watch.heard)
+            self._launch.progress.subscribe(watch.count_report)
         return watches
 
     def _is_busy(self, container: str) -> bool:
@@ -103,25 +119,27 @@ class Ranks(Part):
             self._launch.journal.write("lateness", late=fields)
 
     def _warn_of(self, verdict: Verdict, *, normal: bool = False) -> None:
-        tell = self._launch.console.info if normal else self._launch.console.warning
+        if any("fleetrun_debug.py" in row for row in verdict.stack):  # a process is debugged, on any node
+            return
+        report = self._launch.console.info if normal else self._launch.console.warning
         hint = " (normal while a rank evaluates, compiles or reads data)" if normal else ""
-        tell(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
+        report(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
         self._launch.journal.write("verdict", **verdict_fields(verdict))
 
     def hangs(self) -> HangWatch | None:
-        """Return the watch for hangs, the same for all pods. None without --hang_timeout."""
+        """Return the watch for hangs, the same for all pods. Return None without --hang_timeout."""
         limit = self._settings.hang_timeout
         if self._hangs is None and limit is not None:
             from fleetrun.stacks.helper import watch_for_hangs  # late: most launches do not watch for hangs
 
             self._hangs = watch_for_hangs(
-                self._loop, self._launch.companions, limit, self._tell_places, self._ask
+                self._loop, self._launch.companions, limit, self._report_places, self._ask
             )
             reported = self._hangs.reported
             self._launch.progress.subscribe(lambda container, report: reported(container))
         return self._hangs
 
-    def _tell_places(self, findings: Findings) -> None:
+    def _report_places(self, findings: Findings) -> None:
         self._launch.console.block([f"  {printable(line)}" for line in findings.stacks], level="ERROR")
 
     def inspect(
@@ -145,7 +163,7 @@ class Ranks(Part):
         """Find the positions of all ranks, for `fleetrun why` and `bundle`."""
         self._find(self._containers, then, detail)
 
-    def tell(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
+    def answer(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
         """Answer another node: pass the positions of this node's ranks, or the time of their silence, to
         `then`.
         """
@@ -158,7 +176,7 @@ class Ranks(Part):
             return
 
         def taken(lines: Strings, states: list[State]) -> None:
-            told = with_logs(states, containers) if whole else states
-            then(pack_states(told, most, asked))
+            complete = with_logs(states, containers) if whole else states
+            then(pack_states(complete, most, asked))
 
         quick_taker(self._loop, self._launch.companions, detail, facts=whole).take(containers, taken)

@@ -12,13 +12,13 @@ from fleetrun.launcher.signals import Interrupts, dispatch
 from fleetrun.launcher.victims import Victims
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Pod
-from fleetrun.pod.events import Peers
+from fleetrun.pod.events import Peers, RestartAsked
 from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent
 from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
 from fleetrun.pod.spec import PodSpec
-from fleetrun.pod.supervisor import Supervisor
+from fleetrun.pod.supervisor import Supervisor, start_cold
 
 
 class PodRunner:
@@ -35,7 +35,7 @@ class PodRunner:
         self._pod: Pod | None = None
         self._oom = OomWatch()
         loop.add(interrupts.signals.fileno(), self._signalled)
-        loop.add(interrupts.guard.fileno(), self._guard_gone)
+        loop.add(interrupts.guard.fileno(), self._guard_ended)
 
     def _signalled(self) -> None:
         dispatch(
@@ -44,7 +44,7 @@ class PodRunner:
             interrupt=self._interrupts.end,
             written=self._written,
             resumed=self._resumed,
-            say=self._console.info,
+            show=self._console.info,
             pausing=self._console.pause,
             companions=self._session.companions,
         )
@@ -52,8 +52,8 @@ class PodRunner:
     def _written(self) -> None:
         """Handle a write in the log directory."""
         if self._watch is not None:
-            self._watch.told()
-        self._session.marks.told()
+            self._watch.handle_write()
+        self._session.marks.handle_write()
 
     def _catch_up(self) -> None:
         if self._watch is not None:
@@ -63,7 +63,7 @@ class PodRunner:
         self._loop.postpone(seconds)
         self._console.resume()
 
-    def _guard_gone(self) -> None:
+    def _guard_ended(self) -> None:
         guard = self._interrupts.guard
         self._loop.remove(guard.fileno())
         self._interrupts.lose_guard()
@@ -113,6 +113,7 @@ class PodRunner:
             has_saved=lambda container: progress.has_saved(container.spec.name),
             hangs=self._session.ranks.hangs(),
             inspect=self._session.ranks.inspect,
+            ready=start_cold if warm is None else warm.ready,
             sweep=partial(end_descendants, but=self._session.companions),
             ask=partial(_ask_strays, self._session.companions),
             end_marked=partial(kill_marked, but=self._session.companions),
@@ -154,18 +155,49 @@ class PodRunner:
                 watch.bound(each.log, settings.log_rotate)
         return watch
 
+    def drain(self) -> None:
+        """Show the rest of the logs, after the last process of a pod."""
+        if self._watch is not None:
+            self._watch.drain(lambda: self._console.out.drain(self._interrupts.urgent))
+            self.victims.settle()
+
+    def wait(self) -> int:
+        """Wait until the script changes, or a command restarts the job (--watch).
+
+        Return the number of attempts so far, or 0 if the user ends the job instead.
+        """
+        assert self._pod is not None
+        containers, causes = self._pod.containers, []
+
+        def restart(name: str, command: str) -> str:
+            causes.append(command)
+            self._loop.stop()
+            return ""
+
+        self._interrupts.listen(lambda number, command: self._loop.stop(), self._loop.stop, restart)
+        self.pause()
+        self._loop.run()
+        if not causes:
+            return 0
+        self._session.publish(RestartAsked(containers, causes[0]))
+        return 1 + max(each.restarts for each in containers)
+
+    def pause(self) -> None:
+        """Show and record that the job waits for a change."""
+        self._console.info("waiting for a change of the script; Ctrl-C ends the job")
+        self._session.journal.write("paused")
+
     def over(self) -> None:
         """Show the rest of the logs, after the last process."""
         self._interrupts.job_over = True
         self._interrupts.signals.only_endings()
+        self.drain()
         if self._watch is None:
             return
-        self._watch.drain(lambda: self._console.out.drain(self._interrupts.urgent))
-        self.victims.settle()
         self._console.end()
         for path in self._watch.unbounded:
             self._console.warning(
-                f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
+                f"--log_rotate could not shorten {path}: its file system cannot remove blocks from a file"
             )
 
 
@@ -180,4 +212,4 @@ def announce(spec: PodSpec, console: Console) -> None:
     if console.enabled("DEBUG"):
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):
-        console.warning(f"the disk of {spec.log_dir} is full: the job continues, but its output will be lost")
+        console.warning(f"the disk of {spec.log_dir} is full; the job continues, but its output will be lost")

@@ -28,6 +28,6 @@ class Served(Part):
             if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
                 self._warn(
                     f"{spec.title}: no process listened at its endpoint {spec.endpoint}. A script for "
-                    "parameter servers calls fleet.run_server() there; any other has run its training in "
-                    "this process too"
+                    "parameter servers must call fleet.run_server() in this process; any other script "
+                    "has trained in this process too"
                 )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fleetrun.launcher.warm import Warm
 
 
-def _tell_parent(report: Sequence[str]) -> None:
+def _report_to_parent(report: Sequence[str]) -> None:
     """Write the error file that a parent launcher has named, as torchrun does."""
     path = error_file(os.environ)
     headlines = (line for line in report if line.startswith(("Cause: ", "First failure: ", "Hang: ")))
@@ -58,13 +58,13 @@ class LaunchSession(Launch):
         Raises LaunchError if a part cannot start.
         """
         if (problem := self.progress.open()) is not None:
-            tell = self.console.debug if self.settings.hang_timeout is None else self.warn
-            tell(
-                f"no progress can be reported: {problem}. For --hang_timeout only output counts as a sign of "
-                "life. Set XDG_RUNTIME_DIR to a folder of this user"
+            show = self.console.debug if self.settings.hang_timeout is None else self.warn
+            show(
+                f"scripts cannot report progress: {problem}. --hang_timeout counts only output as "
+                "activity. Set XDG_RUNTIME_DIR to a directory of this user"
             )
         if (problem := self.memory.open()) is not None:
-            self.console.debug(f"no checkpoints can be kept in memory: {problem}")
+            self.console.debug(f"scripts cannot keep checkpoints in memory: {problem}")
         self._parts = parts = {type(part).__name__: part for part in more}
         for name, wanted in PARTS.items():
             if wanted(self.settings):
@@ -90,7 +90,9 @@ class LaunchSession(Launch):
 
     @property
     def notices(self) -> Notices | None:
-        """The notifications of --notify, or None. With several nodes, one node sends them."""
+        """The notifications of --notify, or None if this node sends none. With several nodes, one node sends
+        them.
+        """
         return cast("Notices | None", self._parts.get("notices"))
 
     @property
@@ -171,7 +173,7 @@ class LaunchSession(Launch):
             reached=reached,
         )
         if end.code and end.report:
-            _tell_parent(end.report)
+            _report_to_parent(end.report)
         for part in self._parts.values():
             part.over(end, reached)
 
@@ -182,8 +184,8 @@ class LaunchSession(Launch):
         error = sys.exception()
         if error is not None and not self._over:
             bug = LaunchError(f"{type(error).__name__}: {error}")
-            told = error if isinstance(error, LaunchError) else bug
-            self.over(End(code=told.exit_code, reason=told.message))
+            reported = error if isinstance(error, LaunchError) else bug
+            self.over(End(code=reported.exit_code, reason=reported.message))
         self.marks.close()
         if self._control is not None:
             self._control.close()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, ShowText
 from fleetrun.pod.container import Pod
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.process import descendants, reap_adopted, signal_all, signal_name
@@ -30,6 +30,8 @@ class Interrupts:
         self.guard = guard
         self.job_over = False
         """True if no process of the job remains, and only the last output must be shown."""
+        self.asked = False
+        """True if a signal, a command or the loss of the guard ends the job."""
         self._urgent = select.epoll()
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
@@ -65,6 +67,7 @@ class Interrupts:
         reader, and other nodes may have more time.
         """
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
+            self.asked = True
             self._interrupt(number, command)
 
     def stop(self, command: str, now: bool) -> None:
@@ -80,6 +83,7 @@ class Interrupts:
         return "no process runs yet" if self._restart is None else self._restart(name, command)
 
     def lose_guard(self) -> None:
+        self.asked = True
         if self._guard_lost is not None:
             self._guard_lost()
 
@@ -94,7 +98,7 @@ def dispatch(
     interrupt: Callable[[int], None],
     written: Callback,
     resumed: Callable[[float], None],
-    say: Say,
+    show: ShowText,
     pausing: Callback = lambda: None,
     companions: Collection[int] = (),
 ) -> None:
@@ -109,7 +113,7 @@ def dispatch(
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
-            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: no process runs yet")
+            show(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: no process runs yet")
         elif number == signal.SIGTSTP:
 
             def called_off(since: int = position) -> bool:
@@ -117,7 +121,7 @@ def dispatch(
                 return signal.SIGCONT in numbers[since:]
 
             if not called_off():
-                say("stopping all processes; `fg` continues them")
+                show("stopping all processes; `fg` continues them")
                 pausing()
                 resumed(suspend(called_off))
         elif number != signal.SIGCONT:

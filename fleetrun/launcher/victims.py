@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from fleetrun.aliases import Callback, Integers, Say
+from fleetrun.aliases import Callback, Integers, ShowText
 from fleetrun.envs.contract import Role
 from fleetrun.launcher.parts import Event, Part
 from fleetrun.pod.container import Ended
@@ -32,10 +32,10 @@ class Victims(Part):
     cannot come from another process.
     """
 
-    def __init__(self, loop: Loop, tell: Say, catch_up: Callback) -> None:
+    def __init__(self, loop: Loop, report: ShowText, catch_up: Callback) -> None:
         """Make an empty buffer. `catch_up` reads the new lines of the logs."""
         self._loop = loop
-        self._tell = tell
+        self._report = report
         self._catch_up = catch_up
         self._held: dict[str, tuple[bytes, Emit, Timer]] = {}
         self._ended: dict[str, Ended] = {}
@@ -95,7 +95,7 @@ class Victims(Part):
             ended = self._ended.get(name)
             if ended is not None and (self._failed or self._named) and ended.spec.rank not in self._named:
                 del self._held[name]
-                self._tell(
+                self._report(
                     f"{ended.spec.title} failed because of another process; its traceback is in "
                     f"{ended.spec.log}"
                 )

@@ -1,13 +1,12 @@
-"""Start standbys of the processes, in which a restart continues (--warm)."""
+"""Start a zygote of the Python processes, which imports for them once (--warm)."""
 
 from __future__ import annotations
 
-from fleetrun.aliases import Environ
-from fleetrun.launcher.parts import Launch, Part, Reach
-from fleetrun.pod.container import Pod
-from fleetrun.pod.process import Process
-from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.pod.standby import Standbys
+from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.launcher.parts import Event, Launch, Part, Reach
+from fleetrun.pod.container import Ended, Pod, TakeWarm
+from fleetrun.pod.supervisor import Ready
+from fleetrun.pod.zygote import Zygotes
 
 
 class Warm(Part):
@@ -15,25 +14,27 @@ class Warm(Part):
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
-        console = launch.console
-        self._standbys = Standbys(launch.loop, launch.companions, console.info, console.warning, reach.listed)
-        launch.progress.subscribe(self._standbys.heard)
+        self._zygotes = Zygotes(
+            launch.loop,
+            launch.companions,
+            launch.console.info,
+            launch.warn,
+            launch.runtime,
+            watch=launch.settings.watch,
+        )
+        launch.progress.subscribe(self._zygotes.handle_report)
+        self.ready: Ready = self._zygotes.ready
+        self.take: TakeWarm = self._zygotes.take
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
-        self._standbys.set_pod(pod)
+        self._zygotes.set_pod(pod)
 
-    def take(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """Return a warm process for this one, or None, as `TakeWarm` of the pods of this launch."""
-        return self._standbys.take(spec, env)
-
-    def prepare(self, spec: PodSpec, imports: bytes, trusted: bool) -> None:
-        """Start standbys on a spare, for a node like this one. For `imports` and `trusted`, see
-        `Standbys.prepare`.
-        """
-        try:
-            self._standbys.prepare(spec.containers, imports, trusted=trusted)
-        except (OSError, ValueError) as error:
-            self._launch.warn(f"this spare will not be warm: {error}")
+    def handle(self, event: Event) -> None:
+        match event:
+            case Ended() if event.ok:
+                self._zygotes.learn(event.spec, event.pid)
+            case Waiting() if event.spare:
+                self._zygotes.prepare(self._launch.spec.containers)
 
     def close(self, urgent: int) -> None:
-        self._standbys.close()
+        self._zygotes.close()

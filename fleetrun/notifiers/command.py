@@ -34,7 +34,7 @@ class Command:
 
         Exit codes other than 75 are final, because the message may have been delivered.
         """
-        told = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
+        variables = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
         with open(os.memfd_create("message"), "w+b") as stdin:  # noqa: PTH123 (it may read none of it)
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.seek(0)
@@ -43,19 +43,19 @@ class Command:
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **told},
+                env={**os.environ, **variables},
                 # In the group of this process, because the launcher spares it when it stops remaining
                 # processes.
             )
         try:
-            said = _last_words(process, time.monotonic() + _TIMEOUT)
+            output = _last_words(process, time.monotonic() + _TIMEOUT)
         except subprocess.TimeoutExpired:
             signal_all(with_all_below([process.pid]), signal.SIGKILL)
             process.wait()
-            raise Undelivered(f"it did not end within {_TIMEOUT:g} s", again=False) from None
+            raise Undelivered(f"the command did not end within {_TIMEOUT:g} s", again=False) from None
         if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:]
-            why = f"it ended with exit code {process.returncode}{''.join(f': {line[:200]}' for line in last)}"
+            last = output.decode(errors="replace").strip().splitlines()[-1:]
+            why = f"exit code {process.returncode}{''.join(f': {line[:200]}' for line in last)}"
             raise Undelivered(why, again=process.returncode == _TEMPORARY)
 
 
@@ -65,7 +65,7 @@ def _last_words(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     Raises TimeoutExpired if the command has not ended at the deadline.
     """
     assert process.stderr is not None
-    said = b""
+    output = b""
     with process.stderr as stderr:
         readable = select.poll()
         readable.register(stderr, select.POLLIN)
@@ -73,6 +73,6 @@ def _last_words(process: subprocess.Popen[bytes], deadline: float) -> bytes:
             piece = os.read(stderr.fileno(), _PIECE)
             if not piece:
                 break
-            said = (said + piece)[-_PIECE:]
+            output = (output + piece)[-_PIECE:]
         process.wait(max(0.0, deadline - time.monotonic()))
-    return said
+    return output

@@ -8,7 +8,6 @@ that. Warnings go to the launcher, which shows them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -19,9 +18,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fleetrun import plugins
-from fleetrun.aliases import Fields, Say
+from fleetrun.aliases import Fields, ShowText
 from fleetrun.notifiers.base import Notifier, Undelivered
-from fleetrun.pod.companion import warning_message
+from fleetrun.pod.companion import send_line, warning_message
 from fleetrun.pod.linux import become_subreaper
 
 _ATTEMPTS = 4
@@ -55,7 +54,9 @@ def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], b
 class Delivery:
     """The queue of one notifier. `title` is its name for the user. `secret` is never shown."""
 
-    def __init__(self, notifier: Notifier, title: str, secret: str, warn: Say, over: threading.Event) -> None:
+    def __init__(
+        self, notifier: Notifier, title: str, secret: str, warn: ShowText, over: threading.Event
+    ) -> None:
         self._notifier = notifier
         self._title = title
         self._secret = secret
@@ -70,7 +71,7 @@ class Delivery:
         try:
             self._waiting.put_nowait(message)
         except queue.Full:
-            self._tell(f"{_MOST_WAITING} notifications wait already", message)
+            self._report_failure(f"{_MOST_WAITING} notifications are waiting already", message)
 
     def finish(self) -> None:
         """Wait until all messages are delivered or given up."""
@@ -81,7 +82,7 @@ class Delivery:
         while (message := self._waiting.get()) is not None:
             why = deliver(partial(self._attempt, message), self._pause)
             if why is not None:
-                self._tell(why, message)
+                self._report_failure(why, message)
 
     def _attempt(self, message: Fields) -> BaseException | None:
         """Make an attempt. An attempt that takes too long is abandoned in its thread."""
@@ -98,7 +99,7 @@ class Delivery:
         try:
             return ended.get(timeout=_PATIENCE)
         except queue.Empty:
-            return Undelivered(f"it took longer than {_PATIENCE:g} s")
+            return Undelivered(f"the attempt took longer than {_PATIENCE:g} s")
 
     def _pause(self, seconds: float) -> bool:
         if not self._over.wait(seconds):
@@ -108,9 +109,9 @@ class Delivery:
         time.sleep(seconds)
         return True
 
-    def _tell(self, why: str, message: Fields) -> None:
+    def _report_failure(self, why: str, message: Fields) -> None:
         why = why.replace(self._secret, "...") if self._secret else why
-        self._warn(f"{self._title} was not told of the {message['event']}: {why}")
+        self._warn(f"cannot notify {self._title} of the {message['event']}: {why}")
 
 
 def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
@@ -131,7 +132,7 @@ def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
             deliveries.append(Delivery(notifier, title, argument, warn, over))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
             why = plugins.described("notifiers", name, error)
-            warn(f"{why.replace(argument, '...') if argument else why}; it sends no notifications")
+            warn(f"{why.replace(argument, '...') if argument else why}; this notifier sends no notifications")
     for message in lines:
         for each in deliveries:
             each.put(message)
@@ -140,20 +141,11 @@ def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
         each.finish()
 
 
-_LOCK = threading.Lock()
-
-
-def _write(line: bytes) -> None:
-    with _LOCK, contextlib.suppress(OSError):  # the launcher has ended
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-
-
 def main() -> None:
     os.nice(10)  # the processors belong to the job
     # A command may leave processes behind. They stay below this process, so that the launcher can end them.
     become_subreaper()
-    run(sys.stdin.buffer, _write)
+    run(sys.stdin.buffer, send_line)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import ssl
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -21,7 +20,7 @@ _AGAIN = frozenset({408, 425, 429})  # besides all codes from 500 on
 class _NoRedirects(HTTPRedirectHandler):
     """Refuses redirects, because a redirected POST would become a GET without the message."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 
@@ -43,7 +42,7 @@ class Webhook:
             again = error.code in _AGAIN or error.code >= 500
             after = retry_after(error.headers.get("Retry-After", ""), time())
             error.close()
-            raise Undelivered(f"it answered {error.code}", again=again, after=after) from None
+            raise Undelivered(f"the server answered {error.code}", again=again, after=after) from None
         except URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
                 why = f"its certificate is not trusted ({error.reason.verify_message}); SSL_CERT_FILE names"
@@ -68,7 +67,7 @@ def _reason(error: object) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {_TIMEOUT:g} s"
     if isinstance(error, http.client.RemoteDisconnected):
-        return "it closed the connection"
+        return "the server closed the connection"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"not an answer of HTTP ({type(error).__name__})" if isinstance(error, Exception) else str(error)

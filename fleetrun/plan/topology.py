@@ -23,7 +23,7 @@ from fleetrun.envs.channels import (
     NOTICE_VARIABLE,
     PROBE_VARIABLE,
     PROGRESS_VARIABLE,
-    STANDBY_VARIABLE,
+    ZYGOTE_VARIABLE,
     container_id,
 )
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
@@ -87,7 +87,7 @@ class Offer:
         """True if trainers of other nodes need this node."""
         return bool(self.servers or self.coordinators or any(self.heter))
 
-    def packed(self) -> list[Any]:
+    def packed(self) -> list[object]:
         """Return the offer as JSON values for `unpacked`."""
         return [self.servers, self.trainers, self.heter, self.coordinators, self.service, self.gloo]
 
@@ -105,13 +105,13 @@ class Offer:
         )
 
 
-def _texts(row: Any) -> Strings:
+def _texts(row: object) -> Strings:
     if not isinstance(row, list | tuple):
         raise ValueError(f"a list of endpoints is {type(row).__name__}")
     return tuple(map(_text, row))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Check a text for environment variables. It must be printable, without NUL or line breaks."""
     text = str(value)
     if not text.isprintable():
@@ -139,8 +139,8 @@ def _nproc(settings: LaunchSettings, host: Host) -> int:
         return host.cores
     if wanted in ("gpu", "xpu") and not host.devices:
         raise UsageError(
-            f"--nproc_per_node {wanted}: there is no {wanted.upper()} on this machine",
-            hint="Give a number, or cpu.",
+            f"--nproc_per_node {wanted}: this node has no {wanted.upper()}",
+            hint="Use a number, or cpu.",
         )
     return len(host.devices) or host.wanted_devices or 1
 
@@ -185,7 +185,7 @@ class _PortPlan:
             wanted, self._next = self._next, self._next + 1
         if wanted is not None and wanted > 65535:
             raise UsageError(
-                f"--start_port leaves no room: port {wanted} would be needed and 65535 is the last"
+                f"--start_port is too high: the job needs port {wanted}, and 65535 is the last port"
             )
         return self._reserve(wanted)
 
@@ -330,16 +330,18 @@ def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
     if not settings.run_mode.has_servers:
         return
     if not settings.trainers and not any(each.trainers for each in offers):
-        raise UsageError("no machine has a trainer", hint="Give one of them --trainer_num 1 or more.")
+        raise UsageError(
+            "no node has a trainer", hint="Start at least one node with --trainer_num 1 or more."
+        )
     if not settings.servers and not any(each.servers for each in offers):
-        raise UsageError("no machine has a server", hint="Give one of them --server_num 1 or more.")
+        raise UsageError("no node has a server", hint="Start at least one node with --server_num 1 or more.")
 
 
 def _check_unique(endpoints: Sequence[str]) -> None:
     if len(set(endpoints)) < len(endpoints):
         twice = next(each for number, each in enumerate(endpoints) if each in endpoints[:number])
         raise UsageError(
-            f"{twice} is an endpoint of two processes", hint="Give every machine its own address with --host."
+            f"{twice} is an endpoint of two processes", hint="Give every node its own address with --host."
         )
 
 
@@ -516,10 +518,11 @@ def pod_spec(
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
         env = {**base, **dict(own.environment)}
         env[PROGRESS_VARIABLE] = str(files.progress_socket(runtime, pod))
+        env["FLEETRUN_DEBUG"] = settings.debug
         env[MEMORY_VARIABLE] = str(files.memory_socket(runtime, pod))
         if settings.probe == "on":
             address = files.probe_socket(runtime, container_id(pod, member.role, member.local_rank))
-            env |= _probe(env, address, warm=settings.warm)
+            env |= _probe(env, address, imports=settings.warm or settings.watch)
         argv = (*_binding(host, member), *process_command(settings, member.role))
         spec = _container_spec(placed, argv, log, env)
         if settings.virtual_local_rank and member.role is Role.TRAINER:
@@ -538,16 +541,16 @@ def pod_spec(
 _PROBE = Path(__file__).parents[1] / "probe" / "inside"
 
 
-def _probe(env: Environ, address: Path, *, warm: bool) -> dict[str, str]:
+def _probe(env: Environ, address: Path, *, imports: bool) -> dict[str, str]:
     """Return the environment variables that make Python load the probe, which answers at `address`.
 
-    With `warm`, the process may get a standby.
+    With `imports`, the probe notes the imports of the process.
     """
     paths = env.get("PYTHONPATH")
     return {
         "PYTHONPATH": f"{_PROBE}{os.pathsep}{paths}" if paths else str(_PROBE),
         PROBE_VARIABLE: str(address),
-        **({STANDBY_VARIABLE: "note"} if warm else {}),
+        **({ZYGOTE_VARIABLE: "note"} if imports else {}),
     }
 
 

@@ -1,1 +1,5 @@
 """`fleetrun plot`: the course of a training as a picture."""
+
+import logging
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # hides messages about its caches at its import

@@ -1,480 +1,209 @@
-"""The data of a plot, read from the event log of a job.
+"""The data of a plot, read from the event logs of a job.
 
-The data covers loss and speed of each process, named values and tables, running times of processes, and
-events of the job. Curves are thinned for drawing. The event log is not trusted, so every value is checked.
+The event log is not trusted, so every value is checked.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fleetrun.frozen import frozen
-from fleetrun.record import history
-from fleetrun.record.goodput import Event, Goodput, Span
+from fleetrun.decoding import whole_in
+from fleetrun.record.goodput import Event, Goodput, Kind, Span
+from fleetrun.record.history import History, events_of, number
 from fleetrun.record.journal import objects_in
 
 RoleAndRank = tuple[str, int]
 """Role and rank."""
 
+LOSS, SAMPLES, STEPS, LATE = "loss", "samples per second", "steps per second", "waited for, %"
 _ROLES = {"ps": "server"}  # names in messages
-_OF_TABLES = {
-    "rows": "rows",
-    "pulled_keys_s": "keys pulled per second",
-}
+_OF_TABLES = {"rows": "rows", "pulled_keys_s": "keys pulled per second"}
 _LONGEST = 40  # characters of a name
 _LARGEST = 1e30  # larger values count as infinite
-_MOST_RANKS = 1 << 16
-_SPARED = 3  # fewest reports of an attempt, without its last report, that show a pace
 _OLDEST = 3600.0  # seconds; larger ages are not believed
 _FARTHEST = 1e11  # seconds since the epoch; later times are invalid
+_FEWEST = 3  # points of a speed, without the last, that are enough
+_SHORTEST = 0.5  # seconds, the shortest span of a speed
 
 
-class Fate(StrEnum):
-    """The end of a process, or its state if it has not ended."""
-
-    OK = "completed"
-    FAILED = "failed"
-    STOPPED = "stopped by fleetrun"
-    RUNNING = "running"
-    UNKNOWN = "end not known"
-
-
-@frozen
-class Life:
+class Life(NamedTuple):
     """One attempt of a process. Times are in seconds since the epoch."""
 
     begin: float
     end: float
-    fate: Fate
-    attempt: int = 0
-    how: str = ""
+    fate: str
+    """`completed`, `failed`, `stopped by fleetrun`, `running` or `end not known`."""
 
 
-@dataclass(slots=True)
-class Curve:
-    """The reports of one process. A point of NaN between two attempts breaks the line."""
-
-    role: str
-    rank: int
-    times: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    paces: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    broken: list[float] = field(default_factory=list)
-    """Times at which the process reported a loss of NaN or infinity. `losses` has NaN there."""
-
-    @property
-    def title(self) -> str:
-        return f"{_ROLES.get(self.role, self.role)} {self.rank}"
-
-    def point(self, time: float, loss: float, pace: float, step: float) -> None:
-        if self.times:
-            if step == self.steps[-1] and (loss == self.losses[-1] or math.isnan(loss)):
-                return  # repeats the last report, as an activity or at the end
-            time = max(time, self.times[-1])
-        if self._first_of_attempt and math.isnan(self.paces[-1]):
-            self.paces[-1] = pace  # unknown at the first report, so the first pace since then is used
-        self.times.append(time)
-        self.losses.append(loss if abs(loss) < _LARGEST else math.nan)
-        self.paces.append(pace)
-        self.steps.append(step)
-
-    @property
-    def blanks(self) -> list[bool]:
-        """True for points that only break the line."""
-        return [self._blank(at) for at in range(len(self.times))]
-
-    @property
-    def _first_of_attempt(self) -> bool:
-        return bool(self.times) and not self._blank(-1) and (len(self.times) == 1 or self._blank(-2))
-
-    def _blank(self, at: int) -> bool:
-        return math.isnan(self.losses[at]) and math.isnan(self.paces[at]) and math.isnan(self.steps[at])
-
-    def gap(self, time: float) -> None:
-        """Break the line at this time, unless it is already broken."""
-        if self.times and not self._blank(-1):
-            self.point(time, math.nan, math.nan, math.nan)
-
-    def ended(self) -> None:
-        """Handle the end of the process.
-
-        Its last report may come long after its last step, so its pace is dropped if other reports exist.
-        """
-        if len(self.times) > _SPARED and not any(self._blank(-1 - back) for back in range(_SPARED)):
-            self.paces[-1] = self.steps[-1] = math.nan
+Line = list[tuple[float, float]]
+"""A number over time, in seconds since the epoch. NaN breaks the line. A value that a process reported as NaN
+or infinite is infinite here.
+"""
+Lines = defaultdict[str, defaultdict[Any, Line]]
 
 
-@dataclass(slots=True)
-class Series:
-    """A named value over time, or a number of a table. NaN breaks the line."""
-
-    times: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    def point(self, time: float, value: float) -> None:
-        self.times.append(time)
-        self.values.append(value)
-
-    def gap(self, time: float) -> None:
-        """Break the line at this time, unless it is already broken."""
-        if self.values and not math.isnan(self.values[-1]):
-            self.point(time, math.nan)
-
-    @property
-    def last(self) -> float:
-        """The newest number. NaN if none exists."""
-        return next((value for value in reversed(self.values) if not math.isnan(value)), math.nan)
+def process_title(role: str, rank: int) -> str:
+    return f"{_ROLES.get(role, role)} {rank}"
 
 
-@dataclass(slots=True)
 class Course:
-    """One run."""
+    """One run. `now` is given while the job runs, and running processes last until then.
 
-    begin: float
-    end: float
-    curves: dict[RoleAndRank, Curve] = field(default_factory=dict)
-    lives: dict[str, list[Life]] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
-    restarts: list[float] = field(default_factory=list)
-    """In seconds since the epoch."""
-    hangs: list[float] = field(default_factory=list)
-    """In seconds since the epoch."""
-    late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
-    """Times, with the share of the minute before in which others waited for each rank. Missing ranks: 0."""
-    spans: list[Span] = field(default_factory=list)
-    """The use of the time."""
-    values: dict[str, dict[RoleAndRank, Series]] = field(default_factory=dict)
-    """By the name of the value, then by process."""
-    tables: dict[str, dict[str, Series]] = field(default_factory=dict)
-    """By a title for readers, then by table, summed over all servers."""
-    code: int | None = None
-    """The exit code. None: unknown."""
-    reason: str = ""
-
-    @property
-    def paced(self) -> bool:
-        """True if any process counted samples."""
-        return any(not math.isnan(pace) for each in self.curves.values() for pace in each.paces)
-
-    @property
-    def lossy(self) -> bool:
-        """True if any process reported a loss, even if only NaN."""
-        return any(
-            each.broken or any(not math.isnan(loss) for loss in each.losses) for each in self.curves.values()
-        )
-
-
-def course(
-    events: Iterable[Event], now: float | None = None, others: Sequence[Iterable[Event]] = ()
-) -> Course:
-    """Build the course from the events of a job.
-
-    `now` is given while the job runs, and running processes last until then. `others`: the event logs of the
-    job's other nodes. Only their processes count, not their events of the job.
+    `others` are the event logs of the job's other nodes. Only their processes count, not their events of the
+    job. Raises UnreadableError.
     """
-    reader = _Reader()
-    for event in events:
-        at = _number(event.get("time"))
-        if 0 <= at < _FARTHEST:
-            reader.take(event, at)
-    for number, more in enumerate(others):
-        for event in more:
-            at = _number(event.get("time"))
-            if 0 <= at < _FARTHEST:
-                reader.take_other(event, at, number)
-    return reader.end(now)
 
+    def __init__(self, history: History, now: float | None = None, others: Sequence[Path] = ()) -> None:
+        self.begin, self.end = math.inf, now or 0.0
+        self.curves: Lines = _lines()
+        """Loss and speed, by the title of the panel, then by process."""
+        self.values: Lines = _lines()
+        """By the name of the value, then by process."""
+        self.tables: Lines = _lines()
+        """By the title of the panel, then by table, summed over all servers."""
+        self.titles: dict[str, str] = {}
+        """Titles of processes by their names, in the order of the launch."""
+        self.lives: dict[str, list[Life]] = defaultdict(list)
+        self._open: dict[str, float] = {}
+        self._reports: dict[RoleAndRank, tuple[object, object]] = {}
+        self._steps: dict[RoleAndRank, tuple[float, float]] = {}
+        self._of_servers: dict[tuple[str, str], dict[RoleAndRank, float]] = defaultdict(dict)
+        goodput = Goodput()
+        for node, path in enumerate((history.path, *others)):
+            for event in events_of(path):
+                if _believed(event):
+                    if not node:
+                        goodput.take(event)
+                    self._take(event, f"@{node}" if node else "")
+        self.begin = min(self.begin, self.end)
+        for name in list(self._open):
+            self._close(name, self.end, "end not known" if now is None else "running")
+        self.lives = {name: self.lives[name] for name in [*self.titles, *self.lives] if name in self.lives}
+        self.spans: list[Span] = goodput.spans(now)
+        """The use of the time."""
+        self.seconds: dict[Kind, float] = goodput.seconds(now)
+        """The use of the time in all."""
+        events = [each for each in history.events if _believed(each)]
+        self.hangs = [each["time"] for each in events if each["event"] == "hung"]
+        """In seconds since the epoch."""
+        self.restarts = [
+            each["time"]
+            for each in events
+            if each["event"] == "restarting"
+            or (each["event"] == "ready" and _positive(each.get("attempt")) > 0)
+        ]
+        """In seconds since the epoch."""
+        late = {each["time"]: _shares(each) for each in events if each["event"] == "lateness"}
+        for rank in {rank for shares in late.values() for rank in shares}:
+            for time, shares in late.items():
+                self.curves[LATE]["trainer", rank].append((time, 100 * shares.get(rank, 0.0)))
 
-class _Reader:
-    def __init__(self) -> None:
-        self.course = Course(math.inf, -math.inf)
-        self._open: dict[str, tuple[float, int]] = {}
-        self._goodput = Goodput()
-        self._of_servers: dict[tuple[str, str], dict[RoleAndRank, float]] = {}
+    def _take(self, event: Event, node: str) -> None:
+        """Take an event of a process. Processes of all nodes have the same names."""
+        at, name = float(event["time"]), f"{event.get('container')}{node}"
+        self.begin, self.end = min(self.begin, at), max(self.end, at)
+        role, rank = name.rpartition(".")[0], whole_in(event.get("rank"))
+        match event["event"]:
+            case "launch" | "ready":
+                for each in objects_in(event, "containers"):
+                    title, number = str(each.get("name")), whole_in(each.get("rank"))
+                    shown = title if number is None else process_title(str(each.get("role")), number)
+                    self.titles[title + node] = "".join(filter(str.isprintable, shown))[:_LONGEST]
+            case "started":
+                self._close(name, at, "end not known")
+                self._open[name] = at
+            case "exited":
+                asked = event.get("asked") is not None
+                fate = "completed" if event.get("code") == 0 else "stopped by fleetrun" if asked else "failed"
+                self._close(name, at, fate)
+        if role and rank is not None:
+            self._follow((role, rank), event, at)
 
-    def _reach(self, at: float) -> None:
-        self.course.begin = min(self.course.begin, at)
-        self.course.end = max(self.course.end, at)
-
-    def take(self, event: Event, at: float) -> None:
-        self._reach(at)
-        self._goodput.take(event)
-        handler = _HANDLERS.get(str(event.get("event")))
-        if handler is not None:
-            handler(self, event, at)
-
-    def take_other(self, event: Event, at: float, number: int) -> None:
-        """Take an event of another node, whose processes have the same names."""
-        handler = _OF_PROCESSES.get(str(event.get("event")))
-        if handler is None:
-            return
-        self._reach(at)
-        listed = objects_in(event, "containers")
-        apart = {
-            "containers": [{**each, "name": f"{each.get('name')}@{number}"} for each in listed],
-            "container": f"{event.get('container')}@{number}",
-        }
-        handler(self, {**event, **apart, "event": "launch" if listed else event["event"]}, at)
-
-    def end(self, now: float | None) -> Course:
-        course = self.course
-        if math.isinf(course.begin):
-            course.begin = course.end = now or 0.0
-        if now is not None:
-            course.end = max(course.end, now)
-        course.spans = self._goodput.spans(now)
-        fate = Fate.UNKNOWN if now is None else Fate.RUNNING
-        for name, (begin, attempt) in self._open.items():
-            self._lived(name, Life(begin, max(begin, course.end), fate, attempt))
-        order = {name: number for number, name in enumerate(course.titles)}
-        course.lives = dict(sorted(course.lives.items(), key=lambda each: order.get(each[0], -1)))
-        return course
-
-    def containers(self, event: Event, at: float) -> None:
-        """Take the processes of a `launch` or `ready` event, which lists servers first."""
-        for each in objects_in(event, "containers"):
-            if isinstance(each.get("name"), str):
-                role, rank = str(each.get("role")), each.get("rank")
-                title = f"{_ROLES.get(role, role)} {rank}" if isinstance(rank, int) else each["name"]
-                self.course.titles[each["name"]] = "".join(filter(str.isprintable, title))[:_LONGEST]
-        if event["event"] == "ready" and _whole(event.get("attempt")):
-            self.course.restarts.append(at)
-
-    def started(self, event: Event, at: float) -> None:
-        name = str(event.get("container"))
+    def _close(self, name: str, at: float, fate: str) -> None:
         if name in self._open:
-            self._close(name, at, Fate.UNKNOWN, "")
-        self._open[name] = (at, _whole(event.get("attempt")))
-        key = self._key(event)
-        if key in self.course.curves:
-            self.course.curves[key].gap(at)
-        for series in self.course.values.values():
-            if key in series:
-                series[key].gap(at)
+            begin = self._open.pop(name)
+            self.lives[name].append(Life(begin, max(begin, at), fate))
 
-    def exited(self, event: Event, at: float) -> None:
-        code = event.get("code")
-        asked = event.get("asked") is not None
-        fate = Fate.OK if code == 0 else Fate.STOPPED if asked else Fate.FAILED
-        key = self._key(event)
-        if key in self.course.curves:
-            self.course.curves[key].ended()
-        self._close(str(event.get("container")), at, fate, str(event.get("how") or ""))
+    def _follow(self, key: RoleAndRank, event: Event, at: float) -> None:
+        """Take an event of a process that has a rank, which counts over all nodes."""
+        match event["event"]:
+            case "started":
+                self._steps.pop(key, None)
+                for lines in (*self.curves.values(), *self.values.values()):
+                    if key in lines:
+                        lines[key].append((at, math.nan))
+            case "exited":
+                # the last report may come long after the last step
+                for title, lines in self.curves.items():
+                    if title in (SAMPLES, STEPS) and len(lines.get(key, ())) > _FEWEST:
+                        lines[key].pop()
+            case "progress":
+                # the time of the report, which is earlier than the time of the event
+                age = _positive(event.get("age"))
+                self._progress(key, event, at if math.isnan(age) else at - min(age, _OLDEST))
 
-    def restarting(self, event: Event, at: float) -> None:
-        self.course.restarts.append(at)
+    def _progress(self, key: RoleAndRank, event: Event, at: float) -> None:
+        for name, value in _objects(event.get("values")):
+            self.values[name][key].append((at, _number(value)))
+        for table, numbers in _objects(event.get("tables")):
+            for what, value in _objects(numbers):
+                if what in _OF_TABLES and not math.isnan(rows := _positive(value)):
+                    of_servers = self._of_servers[what, table]
+                    of_servers[key] = rows
+                    self.tables[_OF_TABLES[what]][table].append((at, math.fsum(of_servers.values())))
+        loss, step = event.get("loss"), _positive(event.get("step"))
+        before = self._reports.get(key, (math.nan, None))
+        if step == before[0] and loss in (None, before[1]):
+            return  # repeats the last report, as an activity or at the end
+        self._reports[key] = step, loss
+        if loss is not None:
+            self.curves[LOSS][key].append((at, _number(loss)))
+        if not math.isnan(rate := _positive(event.get("rate"))):
+            self.curves[SAMPLES][key].append((at, rate))
+        if not math.isnan(step):
+            self._step(key, at, step)
 
-    def hung(self, event: Event, at: float) -> None:
-        self.course.hangs.append(at)
-
-    def lateness(self, event: Event, at: float) -> None:
-        shares = {
-            rank: _positive(each.get("share"))
-            for each in objects_in(event, "late")
-            if isinstance(rank := each.get("rank"), int) and 0 <= rank < _MOST_RANKS
-        }
-        self.course.late.append(
-            (at, {rank: min(share, 1.0) for rank, share in shares.items() if share == share})
-        )
-
-    def over(self, event: Event, at: float) -> None:
-        code = event.get("code")
-        self.course.code = code if isinstance(code, int) else None
-        self.course.reason = str(event.get("reason") or "")
-
-    def progress(self, event: Event, at: float) -> None:
-        key = self._key(event)
-        if key is None:
+    def _step(self, key: RoleAndRank, at: float, step: float) -> None:
+        """Add the speed between reports of new steps that are at least half a second apart."""
+        since, last = self._steps.get(key, (at, math.inf))
+        if step < last:
+            self.curves[STEPS][key].append((at, math.nan))
+        elif step > last and at - since >= _SHORTEST:
+            self.curves[STEPS][key].append((at, (step - last) / (at - since)))
+        else:
             return
-        age = _positive(event.get("age"))
-        # time of the report, which is earlier than the time of the event
-        at -= 0.0 if math.isnan(age) else min(age, _OLDEST)
-        self._take_values(key, event, at)
-        self._take_tables(key, event, at)
-        if not any(event.get(name) is not None for name in ("step", "samples", "loss", "rate")):
-            return
-        curve = self.course.curves.setdefault(key, Curve(*key))
-        loss = _number(event.get("loss"))
-        curve.point(at, loss, _positive(event.get("rate")), _positive(event.get("step")))
-        if event.get("loss") is not None and not abs(loss) < _LARGEST:
-            curve.broken.append(at)
-
-    def _take_values(self, key: RoleAndRank, event: Event, at: float) -> None:
-        values = event.get("values")
-        for name, value in values.items() if isinstance(values, dict) else ():
-            number = _number(value)
-            number = number if abs(number) < _LARGEST else math.nan
-            self.course.values.setdefault(name, {}).setdefault(key, Series()).point(at, number)
-
-    def _take_tables(self, key: RoleAndRank, event: Event, at: float) -> None:
-        """Take the numbers of tables. A table's number is the sum of the newest values of all servers."""
-        tables = event.get("tables")
-        for table, numbers in tables.items() if isinstance(tables, dict) else ():
-            for what, title in _OF_TABLES.items():
-                number = _positive(numbers.get(what)) if isinstance(numbers, dict) else math.nan
-                if math.isnan(number):
-                    continue
-                said = self._of_servers.setdefault((what, table), {})
-                said[key] = number
-                self.course.tables.setdefault(title, {}).setdefault(table, Series()).point(
-                    at, math.fsum(said.values())
-                )
-
-    def _key(self, event: Event) -> RoleAndRank | None:
-        """Return role and rank. The number in a name such as `trainer.0` is only the index on its node."""
-        role, rank = str(event.get("container")).rpartition(".")[0], event.get("rank")
-        return (role, rank) if role and isinstance(rank, int) else None
-
-    def _close(self, name: str, at: float, fate: Fate, how: str) -> None:
-        begun = self._open.pop(name, None)
-        if begun is not None:
-            self._lived(name, Life(begun[0], max(begun[0], at), fate, begun[1], how))
-
-    def _lived(self, name: str, life: Life) -> None:
-        self.course.lives.setdefault(name, []).append(life)
+        self._steps[key] = at, step
 
 
-_HANDLERS = {
-    "launch": _Reader.containers,
-    "ready": _Reader.containers,
-    "started": _Reader.started,
-    "exited": _Reader.exited,
-    "restarting": _Reader.restarting,
-    "hung": _Reader.hung,
-    "lateness": _Reader.lateness,
-    "over": _Reader.over,
-    "progress": _Reader.progress,
-}
+def _believed(event: Event) -> bool:
+    return 0 <= float(event["time"]) < _FARTHEST
 
 
-_OF_PROCESSES = {name: _HANDLERS[name] for name in ("launch", "ready", "started", "exited", "progress")}
+def _shares(event: Event) -> dict[int, float]:
+    """Return the share of the minute before in which others waited for each rank. Missing ranks: 0."""
+    found = ((whole_in(each.get("rank")), _positive(each.get("share"))) for each in objects_in(event, "late"))
+    return {rank: share for rank, share in found if rank is not None and rank >= 0 and share <= 1}
+
+
+def _lines() -> Lines:
+    return defaultdict(lambda: defaultdict(list))
+
+
+def _objects(value: object) -> Sequence[tuple[str, object]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def _number(value: object) -> float:
-    """Convert to a number. NaN if the value is not a number."""
-    found = history.number(value)
-    return math.nan if found is None else found
+    """Convert to a number. Infinite if the value is not a number."""
+    found = number(value)
+    return found if found is not None and abs(found) < _LARGEST else math.inf
 
 
 def _positive(value: object) -> float:
-    number = _number(value)
-    return number if 0 <= number < _LARGEST else math.nan
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
-# ---- Long curves are thinned, and many curves are summarized by their median.
-
-_FEW = 12  # points of a curve
-_SHORTEST = 0.5  # seconds, the shortest span of a pace
-
-
-def thinned(curve: Curve, most: int) -> Curve:
-    """Reduce a curve to about `most` points, each the mean of its neighbours. Gaps stay."""
-    if len(curve.times) <= most:
-        return curve
-    times, losses, paces, steps = _thinned(most, curve.times, curve.losses, curve.paces, curve.steps)
-    return Curve(curve.role, curve.rank, times, losses, paces, steps, curve.broken)
-
-
-def thinned_series(series: Series, most: int) -> Series:
-    """Reduce a series to about `most` points, as `thinned`."""
-    return Series(*_thinned(most, series.times, series.values))
-
-
-def _thinned(most: int, times: list[float], *columns: list[float]) -> list[list[float]]:
-    stride = max(1, math.ceil(len(times) / most))
-    thin: list[list[float]] = [[], *([] for _ in columns)]
-    for start in range(0, len(times), stride):
-        piece = slice(start, start + stride)
-        rows = zip(*(column[piece] for column in columns), strict=True)
-        if start and any(all(map(math.isnan, row)) for row in rows):
-            for column, value in zip(thin, (times[start], *(math.nan for _ in columns)), strict=True):
-                column.append(value)
-        for column, values in zip(thin, (times, *columns), strict=True):
-            column.append(_mean(values[piece]))
-    return thin
-
-
-def middle(
-    curves: Sequence[Curve | Series], values: Sequence[Sequence[float]], bins: int
-) -> tuple[list[float], list[float]]:
-    """Compute the median curve. Each of `bins` equal spans has the mean time of its points, and the median of
-    the curves' means.
-
-    The value is NaN if fewer than half of the curves have a value in the span.
-    """
-    times = [time for curve in curves for time in curve.times]
-    if not times:
-        return [], []
-    begin, span = min(times), (max(times) - min(times)) / bins or 1.0
-    cells: list[dict[int, list[float]]] = [{} for _ in range(bins + 1)]
-    when: list[list[float]] = [[] for _ in range(bins + 1)]
-    for number, (curve, ys) in enumerate(zip(curves, values, strict=True)):
-        for time, y in zip(curve.times, ys, strict=True):
-            if not math.isnan(y):
-                cells[int((time - begin) / span)].setdefault(number, []).append(y)
-                when[int((time - begin) / span)].append(time)
-    known = [[_mean(ys) for ys in cell.values()] for cell in cells]
-    return (
-        [_mean(at) if at else begin + (number + 0.5) * span for number, at in enumerate(when)],
-        [median(each) if len(each) > len(curves) / 2 else math.nan for each in known],
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return math.fsum(value / len(known) for value in known) if known else math.nan
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median without NaN. NaN if there is no number."""
-    known = [value for value in values if not math.isnan(value)]
-    return statistics.median(known) if known else math.nan
-
-
-def lonely(values: Sequence[float]) -> list[int]:
-    """Return the indices of points to draw as dots.
-
-    These points are between two gaps, so no line shows them. If there are only few points, return all.
-    """
-    there = [False, *(not math.isnan(value) for value in values), False]
-    few = sum(there) < _FEW
-    return [
-        at - 1
-        for at in range(1, len(there) - 1)
-        if there[at] and (few or not (there[at - 1] or there[at + 1]))
-    ]
-
-
-def pace_of_steps(curve: Curve) -> Series:
-    """Compute steps per second between reports of new steps that are at least half a second apart."""
-    paces, since = Series(), None
-    for time, step, blank in zip(curve.times, curve.steps, curve.blanks, strict=True):
-        if blank or (since is not None and step < since[1]):
-            paces.gap(time)
-            since = None if blank else (time, step)
-        elif since is None and not math.isnan(step):
-            since = (time, step)
-        elif since is not None and step > since[1] and time - since[0] >= _SHORTEST:
-            paces.point(time, (step - since[1]) / (time - since[0]))
-            since = (time, step)
-    return paces
-
-
-def known_paces(curve: Curve) -> Series:
-    """Return the samples per second that the process reported, without reports that lack them."""
-    paces = Series()
-    for time, pace, blank in zip(curve.times, curve.paces, curve.blanks, strict=True):
-        if blank:
-            paces.gap(time)
-        elif not math.isnan(pace):
-            paces.point(time, pace)
-    return paces
+    """Convert to a number, or to NaN if the value is not a number from 0."""
+    found = _number(value)
+    return found if 0 <= found < _LARGEST else math.nan

@@ -11,10 +11,13 @@ import json
 import os
 import select
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fleetrun.aliases import Environ, Say
+from fleetrun.aliases import Environ, ShowText
+from fleetrun.decoding import read_object
 from fleetrun.errors import SpawnError
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.pod.loop import WRITE, Loop
@@ -32,20 +35,26 @@ def warning_message(text: str) -> bytes:
     return json.dumps({"warning": text}, separators=(",", ":")).encode() + b"\n"
 
 
+_LOCK = threading.Lock()
+
+
+def send_line(line: bytes) -> None:
+    """Send a line to the launcher, from any thread of a companion."""
+    with _LOCK, contextlib.suppress(OSError):  # the launcher has ended
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+
 def read_warning(line: bytes) -> str | None:
     """Return the text of a warning, or None for other output."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    text = found.get("warning") if isinstance(found, dict) else None
+    text = (read_object(line) or {}).get("warning")
     return text if isinstance(text, str) else None
 
 
-class Said:
+class CompanionOutput:
     """The output of a companion. `warn` receives its warnings. Its last other line explains its end."""
 
-    def __init__(self, warn: Say) -> None:
+    def __init__(self, warn: ShowText) -> None:
         self._warn = warn
         self._last_line = ""
 
@@ -64,9 +73,9 @@ class Said:
 class Companion:
     """A running helper process.
 
-    `heard` receives each line of its output, without the line end. `ended` receives its exit once, unless the
-    companion was closed before. `companions` contains its pid while it runs, which protects it when fleetrun
-    ends leftover processes. Raises LaunchError if it cannot start.
+    `received` receives each line of its output, without the line end. `ended` receives its exit once, unless
+    the companion was closed before. `companions` contains its pid while it runs, which protects it when
+    fleetrun ends leftover processes. Raises LaunchError if it cannot start.
     """
 
     def __init__(
@@ -76,15 +85,15 @@ class Companion:
         argv: Sequence[str],
         env: Environ | None = None,
         *,
-        heard: Callable[[bytes], None],
-        ended: Callable[[Exit], None] = lambda exit: None,
+        received: Callable[[bytes], None],
+        ended: Callable[[Exit], None],
         keep: Sequence[int] = (),
     ) -> None:
         self.lost = 0
         """Number of dropped lines."""
         self._loop = loop
         self._companions = companions
-        self._heard = heard
+        self._received = received
         self._ended = ended
         self._waiting = bytearray()
         self._partial = b""
@@ -93,7 +102,7 @@ class Companion:
         self.pid = self._process.pid
         companions.add(self.pid)
         loop.add(self._out, self._read)
-        loop.add(self._process.fileno(), self._gone)
+        loop.add(self._process.fileno(), self._process_ended)
 
     @property
     def exit(self) -> Exit | None:
@@ -205,14 +214,14 @@ class Companion:
             os.close(self._out)
             self._out = -1
             if self._partial:
-                self._heard(self._partial)
+                self._received(self._partial)
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._partial = self._partial[:_LONGEST_LINE]
         for line in lines:
-            self._heard(line)
+            self._received(line)
 
-    def _gone(self) -> None:
+    def _process_ended(self) -> None:
         if self._out >= 0:  # its last output
             self._read()
         self._ended(self._bury())

@@ -41,35 +41,34 @@ def read_error(path: Path | None) -> ErrorRecord | None:
 
     A bad error file must not break the report.
     """
-    if path is None:
-        return None
-    try:
-        return channels.read_error(*_read(path))
-    except OSError:
-        return None
+    return channels.read_error(*_read(path))
 
 
 def read_dismissed(path: Path | None) -> bool:
     """Return True if a server wrote that its trainers dismissed it. It may then end before them."""
-    try:
-        return path is not None and channels.read_dismissed(_read(path)[0])
-    except OSError:
-        return False
+    return channels.read_dismissed(_read(path)[0])
 
 
 def read_finished(path: Path | None, pid: int, program: str) -> bool:
     """Return True if the script of this process ran to its end. `program` is the process name at its end."""
-    try:
-        return path is not None and channels.read_finished(_read(path)[0], pid, program)
-    except OSError:
-        return False
+    return channels.read_finished(_read(path)[0], pid, program)
 
 
-def _read(path: Path) -> tuple[bytes, float]:
-    """Return the content of a file, and its modification time."""
-    with os.fdopen(open_plain(path), "rb") as file:
-        return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
+def _read(path: Path | None) -> tuple[bytes, float]:
+    """Return the content of an error file, empty if there is none, and its modification time."""
+    if path is not None:
+        with suppress(OSError), os.fdopen(open_plain(path), "rb") as file:
+            return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
+    return b"", 0.0
 
+
+def _remove(*paths: Path | None) -> None:
+    for path in filter(None, paths):
+        with suppress(OSError):  # the script may have changed its log directory in any way
+            path.unlink()
+
+
+_PROBE_FILES = ("", ".last", channels.IMPORTS_SUFFIX, channels.FILES_SUFFIX)
 
 _CRASHES = frozenset(
     {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
@@ -190,7 +189,7 @@ class Ended:
 
 
 TakeWarm = Callable[[ContainerSpec, Texts], Process | None]
-"""Returns a standby that continues as this spec with this environment, or None if no standby exists."""
+"""Returns a forked process that continues as this spec with this environment, or None for a cold start."""
 
 
 class Container:
@@ -231,11 +230,8 @@ class Container:
     def start(self) -> Process:
         """Start the process. Raises the errors of `Process.spawn`, and the container is then FAILED."""
         probe = self.spec.env.get(channels.PROBE_VARIABLE)
-        probes = [Path(probe + end) for end in ("", ".last", channels.IMPORTS_SUFFIX)] if probe else []
-        for path in (self.spec.error_file, self.spec.notice_file, *probes):
-            if path is not None:
-                with suppress(OSError):  # the script may have changed its log directory in any way
-                    path.unlink(missing_ok=True)
+        probes = [Path(probe + end) for end in _PROBE_FILES] if probe else []
+        _remove(self.spec.error_file, self.spec.notice_file, *probes)
         output = logs.open_log(self.spec.log)
         try:
             if self.restarts:
@@ -307,12 +303,7 @@ class Container:
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
             peak_memory=process.peak_memory,
         )
-        if self.spec.notice_file is not None:
-            with suppress(OSError):
-                self.spec.notice_file.unlink(missing_ok=True)
-        if self.ended.ok and self.spec.error_file is not None:
-            with suppress(OSError):
-                self.spec.error_file.unlink(missing_ok=True)
+        _remove(self.spec.notice_file, self.spec.error_file if self.ended.ok else None)
         self._to(Status.COMPLETED if self.ended.ok else Status.FAILED)
         return self.ended
 
@@ -344,7 +335,7 @@ class Pod:
 
     def prepare(self) -> None:
         """Create the log files. Raises LaunchError before any process starts."""
-        for container in [*self.containers, *([self.hook] if self.hook else [])]:
+        for container in self._all:
             container.prepare()
         self._to(Status.READY)
 

@@ -226,12 +226,12 @@ def conclude(
     reason: str,
     restarts: int,
     strays: int,
-    hang: Hang | None = None,
+    hang: Hang | None,
     *,
-    verdict: Verdict | None = None,
-    requested: bool = False,
-    forgiven: Sequence[Ended] = (),
-    left_behind: str = "",
+    verdict: Verdict | None,
+    requested: bool,
+    forgiven: Sequence[Ended],
+    left_behind: str,
 ) -> JobResult:
     """Make the result of a job from its failures, unless a `code` is set. A restart followed each of
     `forgiven`.
@@ -255,7 +255,7 @@ def conclude(
     )
 
 
-_NAMED_SERVERS = re.compile(r"\bservers? (\d+(?:, \d+)*)")
+_NAMED_SERVERS = re.compile(r"\bservers? (\d+(?:, \d+)*)", re.IGNORECASE)
 
 
 def _origin(cause: Ended, forgiven: Sequence[Ended]) -> Ended | None:
@@ -461,7 +461,7 @@ class Peers(Protocol):
     """
 
     def pod_failed(
-        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None = None
+        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None
     ) -> None:
         """Report that this pod stops because of this failure, which is a `fault` for the restart policy.
         `decision` is the policy's decision on this node. `verdict` is the cause of the failure, if known.

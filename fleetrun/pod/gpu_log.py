@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from fleetrun.host.devices import nvml
 from fleetrun.pod.logs import open_log
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
@@ -44,16 +45,14 @@ class GpuLog:
 
 def nvml_sample() -> Sample | None:
     """Return a function that reads all GPUs, or None without NVML."""
+    module = nvml()
+    if module is None:
+        return None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except (ImportError, OSError):
+        handles = [module.nvmlDeviceGetHandleByIndex(i) for i in range(module.nvmlDeviceGetCount())]
+    except module.NVMLError:
         return None
-    except pynvml.NVMLError:
-        return None
-    return lambda: [_row(pynvml, number, handle) for number, handle in enumerate(handles)]
+    return lambda: [_row(module, number, handle) for number, handle in enumerate(handles)]
 
 
 def _row(nvml: ModuleType, number: int, handle: object) -> str:

@@ -139,7 +139,7 @@ class Guard:
         return self._descriptor
 
     @property
-    def gone(self) -> bool:
+    def ended(self) -> bool:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
@@ -181,18 +181,18 @@ class Caller:
         as long.
         """
         linux.die_with_parent(signal.SIGTERM)
-        if self._gone:
+        if self._ended:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def clean_up(self) -> None:
         """Remove the caller's directory, if the caller ended before removing it."""
-        if self._gone and self._folder:
+        if self._ended and self._folder:
             import shutil  # late, because few callers are killed
 
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def _gone(self) -> bool:
+    def _ended(self) -> bool:
         return os.getppid() != self._pid
 
 
@@ -246,7 +246,7 @@ def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: 
         sys.excepthook(*sys.exc_info())
         code = 125
     flush()
-    if guard.gone:  # then the launcher does the guard's final work
+    if guard.ended:  # then the launcher does the guard's final work
         end_descendants(grace=0.0)
         linux.kill_cgroup(guard.pid)
         linux.remove_cgroup(guard.pid)

@@ -128,14 +128,16 @@ class HangWatch(_Watch):
         loop: Loop,
         limit: float | None = None,
         take: Take = _nothing_taken,
-        tell: Callable[[Findings], None] = lambda findings: None,
+        report: Callable[[Findings], None] = lambda findings: None,
         ask: Ask = lambda then: then(()),
     ) -> None:
-        """Make the watch. If the job hangs on another node, `tell` receives where all processes here are."""
+        """Make the watch. If the job hangs on another node, `report` receives where all processes here
+        are.
+        """
         super().__init__(loop)
         self._limit = limit
         self._take = take
-        self._tell = tell
+        self._report = report
         self._ask = ask
         self._asking = False
         self._silence = Silence()
@@ -161,7 +163,7 @@ class HangWatch(_Watch):
             return
 
         def looked(seconds: float, findings: Findings) -> None:
-            self._tell(findings)
+            self._report(findings)
             then()
 
         self._hung = looked
@@ -178,9 +180,9 @@ class HangWatch(_Watch):
         first = any(each.spec.rank == 0 for each in trainers)
         if first and (silent or not signs) and self._cancel is None and not self._asking:
             self._asking = True
-            self._ask(partial(self._told, self._silence, [self._limit] if silent else []))
+            self._ask(partial(self._receive_answers, self._silence, [self._limit] if silent else []))
 
-    def _told(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
+    def _receive_answers(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
         """Handle the answers of the other nodes. The job hangs if all running trainers were silent."""
         assert self._pod is not None
         assert self._limit is not None
@@ -268,7 +270,7 @@ class PodWatch(_Watch):
         elif isinstance(event, Hang | RestartAsked | Restarting | Leaving | Ending):
             self.close()
 
-    def heard(self, container: str, report: object) -> None:
+    def count_report(self, container: str, report: object) -> None:
         """Count a progress report."""
         self.reported(container)
 
@@ -284,7 +286,7 @@ class PodWatch(_Watch):
     def _trainers(self) -> list[Container]:
         return [each for each in self._containers if each.spec.role is Role.TRAINER]
 
-    def _hear(self, least: float, times: float = 20.0) -> list[Container]:
+    def _silent_trainers(self, least: float, times: float = 20.0) -> list[Container]:
         """Return the trainers that have been silent for `least` seconds and unusually long for each of
         them.
         """
@@ -307,21 +309,21 @@ class WaitWatch(PodWatch):
     """Finds where all ranks wait, and warns about it.
 
     The watch looks while all trainers of this node are silent, or while one is silent for unusually long. As
-    long as ranks make progress, the looks become less frequent. `find` is `Take`. `tell` receives a wait that
-    two looks found, once. The watch skips a rank that reports an activity, and a wait at most twice as long
-    as an earlier one that ended by itself.
+    long as ranks make progress, the looks become less frequent. `find` is `Take`. `report` receives a wait
+    that two looks found, once. The watch skips a rank that reports an activity, and a wait at most twice as
+    long as an earlier one that ended by itself.
     """
 
     def __init__(
         self,
         loop: Loop,
         find: Take,
-        tell: Callable[[Verdict], None],
+        report: Callable[[Verdict], None],
         busy: Busy = lambda container: False,
     ) -> None:
         super().__init__(loop, busy)
         self._find = find
-        self._tell = tell
+        self._report = report
         self._since: float | None = None
         """When the current wait was first seen."""
         self._usual = 0.0
@@ -329,7 +331,7 @@ class WaitWatch(PodWatch):
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
-        self._told: set[Hashable] = set()
+        self._reported: set[Hashable] = set()
 
     def _started(self, names: set[str]) -> None:
         self._again()
@@ -347,7 +349,7 @@ class WaitWatch(PodWatch):
         signs = tuple(self._sign(each) for each in self._trainers)
         alive = signs != self._signs
         self._signs = signs
-        silent = self._hear(_MINUTE)
+        silent = self._silent_trainers(_MINUTE)
         if not alive or silent:
             self._cancel = self._find(self._containers, partial(self._found, silent if alive else []))
         else:
@@ -369,10 +371,10 @@ class WaitWatch(PodWatch):
             seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)
         if self._since is None or seen != self._seen:
             self._since = None if seen is None else self._loop.clock()
-        elif verdict is not None and seen not in self._told and self._is_unusual(verdict, self._since):
-            self._told.add(seen)
-            self._tell(verdict)
-        nothing_new = seen is None or seen in self._told
+        elif verdict is not None and seen not in self._reported and self._is_unusual(verdict, self._since):
+            self._reported.add(seen)
+            self._report(verdict)
+        nothing_new = seen is None or seen in self._reported
         self._period = min(2 * self._period, _LONGEST_PERIOD) if nothing_new else FIRST_LOOK
         self._seen = seen
         self._again()
@@ -415,7 +417,7 @@ class AloneWatch(PodWatch):
 
     def _look(self) -> None:
         self._timer = None
-        silent = self._hear(self._limit, 3.0)  # the user chose how long is too long
+        silent = self._silent_trainers(self._limit, 3.0)  # the user chose how long is too long
         if silent:
             self._cancel = self._find(self._containers, partial(self._found, silent))
         else:
@@ -475,7 +477,7 @@ class LateWatch(PodWatch):
     """Finds which ranks come late to collectives. The looks become less frequent while all ranks are
     punctual.
 
-    `tell` receives the result of each look. `warn` receives a rank that was late in all of the last looks,
+    `report` receives the result of each look. `warn` receives a rank that was late in all of the last looks,
     once.
     """
 
@@ -483,17 +485,17 @@ class LateWatch(PodWatch):
         self,
         loop: Loop,
         find: Take,
-        tell: Callable[[tuple[Late, ...]], None],
+        report: Callable[[tuple[Late, ...]], None],
         warn: Callable[[Verdict], None],
     ) -> None:
         super().__init__(loop)
         self._find = find
-        self._tell = tell
+        self._report = report
         self._warn = warn
         self._period = LATENESS_PERIOD
         self._looks: Counter[int] = Counter()
         """Number of consecutive looks, up to the last one, in which a rank was late."""
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def close(self) -> None:
         super().close()
@@ -511,11 +513,11 @@ class LateWatch(PodWatch):
     def _found(self, findings: Findings) -> None:
         self._cancel = None
         self._period = LATENESS_PERIOD if findings.late else min(2 * self._period, _LONGEST_PERIOD)
-        self._tell(findings.late)
+        self._report(findings.late)
         verdict = findings.straggler
         ranks = verdict.ranks if verdict is not None else ()
         self._looks = Counter({rank: 1 + self._looks[rank] for rank in ranks})
-        if verdict is not None and self._looks[ranks[0]] >= STRAGGLES and ranks[0] not in self._told:
-            self._told.add(ranks[0])
+        if verdict is not None and self._looks[ranks[0]] >= STRAGGLES and ranks[0] not in self._reported:
+            self._reported.add(ranks[0])
             self._warn(verdict)
         self._timer = self._loop.after(self._period, self._look)

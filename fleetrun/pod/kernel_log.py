@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,10 @@ class OomWatch:
     def __init__(self) -> None:
         self._counters = list(_counter_files())
         self._before = self._count()
-        self._log = KernelLog()
+        self._killed: set[int] = set()
+        self._log = _open_log()
+        if self._log is not None:
+            os.lseek(self._log, 0, os.SEEK_END)
 
     def killed(self, pid: int) -> bool:
         """Return True if process `pid`, ended by a foreign SIGKILL, was killed for lack of memory.
@@ -38,7 +42,10 @@ class OomWatch:
         """
         now = self._count()
         counted, self._before = now > self._before, now
-        return counted or self._log.names(pid)
+        for record in _records(self._log):
+            if found := re.search(_KILLED, record):
+                self._killed.add(int(found[1]))
+        return counted or pid in self._killed
 
     def _count(self) -> int:
         total = 0
@@ -74,38 +81,6 @@ def _nearest(root: Path, path: str, name: str) -> list[Path]:
     return []
 
 
-class KernelLog:
-    """Kills in the kernel's log from now on."""
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        self._killed: set[int] = set()
-        with suppress(OSError):
-            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
-
-    def names(self, pid: int) -> bool:
-        """Return True if a record since the start shows that this process was killed."""
-        for _ in range(_MAX_RECORDS):
-            record = self._next()
-            if record is None:
-                break
-            found = re.search(_KILLED, record)
-            if found:
-                self._killed.add(int(found.group(1)))
-        return pid in self._killed
-
-    def _next(self) -> bytes | None:
-        if self._fd is None:
-            return None
-        try:
-            return os.read(self._fd, 8192)
-        except BrokenPipeError:
-            return b""  # records were overwritten before this read, and the next read gets a newer one
-        except OSError:
-            return None
-
-
 def gpu_errors(since: float) -> list[str]:
     """Return the errors (Xid) of NVIDIA GPUs since a moment, in seconds since the epoch, each once.
 
@@ -113,26 +88,30 @@ def gpu_errors(since: float) -> list[str]:
     """
     booted = time.time() - time.monotonic()
     found: dict[str, None] = {}
-    for record in _all_records():
+    fd = _open_log()
+    for record in _records(fd):
         error = re.search(_GPU_ERROR, record)
         if error is None or error[3] in _OF_PROGRAMS:
             continue
         if booted + int(error[1]) / 1e6 >= since:
             device, number, words = (each.decode("utf-8", "backslashreplace") for each in error.groups()[1:])
             found[f"GPU {device.removeprefix('PCI:')}: Xid {number}{words}"] = None
+    if fd is not None:
+        os.close(fd)
     return list(found)
 
 
-def _all_records() -> list[bytes]:
-    records: list[bytes] = []
+def _open_log() -> int | None:
     with suppress(OSError):
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while len(records) < _MAX_RECORDS:
-                with suppress(BrokenPipeError):  # records were overwritten meanwhile
-                    records.append(os.read(fd, 8192))
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
-    return records
+        return os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return None
+
+
+def _records(fd: int | None) -> Iterator[bytes]:
+    """Yield the records that this descriptor has not read yet."""
+    if fd is None:
+        return
+    with suppress(OSError):  # there is no other record
+        for _ in range(_MAX_RECORDS):
+            with suppress(BrokenPipeError):  # records were overwritten, and the next read gets a newer one
+                yield os.read(fd, 8192)

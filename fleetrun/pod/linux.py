@@ -40,8 +40,8 @@ def check_pidfds() -> None:
     except OSError as error:
         raise SpawnError(
             f"the kernel refuses pidfd_open: {error.strerror}",
-            hint="fleetrun needs Linux 5.4 or newer. An old container runtime forbids pidfd_open: "
-            "update it, or its seccomp profile.",
+            hint="fleetrun needs Linux 5.4 or newer. If an old container runtime forbids pidfd_open, "
+            "update the runtime or its seccomp profile.",
         ) from None
 
 

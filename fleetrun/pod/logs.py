@@ -49,10 +49,10 @@ def open_log(path: Path) -> int:
 
 
 _HINTS = {
-    errno.ENOSPC: "The disk (or its inodes) is full: free some room or choose another --log_dir.",
+    errno.ENOSPC: "The disk, or its number of inodes, is full. Free some room, or choose another --log_dir.",
     errno.EACCES: "Choose another --log_dir.",
     errno.EROFS: "Choose another --log_dir.",
-    errno.EMFILE: "The limit on open files is reached: raise it with `ulimit -n`.",
+    errno.EMFILE: "The limit on open files is reached. Raise the limit with `ulimit -n`.",
 }
 
 
@@ -75,7 +75,7 @@ def make_log_dir(path: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         raise UsageError(f"--log_dir {path} is not a directory") from None
     except OSError as error:
-        raise UsageError(f"--log_dir {path} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--log_dir {path} cannot be created: {error.strerror}") from None
     probe = path / f".probe-{os.getpid()}"
     try:
         probe.touch(mode=0o600)
@@ -101,20 +101,14 @@ def remove_earlier(log_dir: Path, job: str) -> None:
 
     Files that a process still writes are kept.
     """
+    from glob import escape  # late, because few runs need it
+
     kinds = [*(f"{role}.*.log" for role in Role), "pre_hook.*.log", "gpu.log", "events.jsonl", "marks"]
-    for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}")):
-        with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                path.with_suffix(".error.json").unlink(missing_ok=True)
-            finally:
-                os.close(fd)
-
-
-def _literal(text: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in text)
+    for path in (each for kind in kinds for each in log_dir.glob(f"{escape(job)}.??????.{kind}")):
+        with suppress(OSError), os.fdopen(open_plain(path, os.O_NOFOLLOW)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            path.with_suffix(".error.json").unlink(missing_ok=True)
 
 
 def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> None:
@@ -284,8 +278,8 @@ class Watch:
     """All files of a pod that are followed to the console, trimmed to a size, or both.
 
     The kernel signals the next write into the log directory (fcntl F_NOTIFY), with one SIGIO per request.
-    Pass this signal to `told`. The watch does not use inotify, because closing its descriptor delays the exit
-    of a process by 8 to 20 ms (a grace period of the kernel).
+    Pass this signal to `handle_write`. The watch does not use inotify, because closing its descriptor delays
+    the exit of a process by 8 to 20 ms (a grace period of the kernel).
     """
 
     def __init__(
@@ -293,7 +287,7 @@ class Watch:
         loop: Loop,
         log_dir: Path,
         has_room: Callable[[], bool],
-        ask: Callable[[int], None] = ask_for_writes,
+        ask: Callable[[int], bool] = ask_for_writes,
         cut: Callable[[Path, int], None] = lambda path, by: None,
     ) -> None:
         """Make a watch. `cut` receives the path and the number of bytes when a file lost bytes at its
@@ -327,7 +321,7 @@ class Watch:
             self._fd = os.open(self._log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._look()
 
-    def told(self) -> None:
+    def handle_write(self) -> None:
         """Handle a write into the log directory."""
         if self._fd is not None and not self._timer.pending:
             self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
@@ -364,19 +358,11 @@ class Watch:
         """
         if not self._has_room() and not self._trimmers:
             return
-        will_tell = self._ask()
+        will_notify = self._ask_kernel(self._fd or 0)
         found = self._serve()
-        if found or not will_tell:
-            self._rest = _REST if will_tell else _FALLBACK
+        if found or not will_notify:
+            self._rest = _REST if will_notify else _FALLBACK
             self._timer = self._loop.after(self._rest, self._look)
-
-    def _ask(self) -> bool:
-        """Return True if the kernel will send a notification."""
-        try:
-            self._ask_kernel(self._fd or 0)
-        except OSError:
-            return False
-        return True
 
     def _serve(self) -> bool:
         """Read and trim the files. Return True if there was anything to do."""

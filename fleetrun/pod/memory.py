@@ -25,11 +25,12 @@ from pathlib import Path
 from fleetrun import files
 from fleetrun.aliases import Document
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
-from fleetrun.pod.loop import Loop
+from fleetrun.pod.loop import Loop, Timer
 
 _MOST = 4096  # descriptors, but at most half of the launcher's limit, because it also starts processes
 _LONGEST_NAME = 512
 _CONNECTIONS = 256
+_PAUSE = 1.0  # seconds without a descriptor for another connection
 
 
 class _Refused(ValueError):
@@ -43,31 +44,24 @@ class MemoryStore:
         self._loop = loop
         self._path = path
         self._listener: socket.socket | None = None
+        self._pause = Timer()
         self._connections: set[socket.socket] = set()
         self._kept: dict[str, int] = {}
 
     def open(self) -> OSError | None:
-        """Create the directory and the socket. Return the error that prevented it, or None."""
+        """Create the directory and the socket. Return the error that prevented it, or None after success."""
         try:
-            files.make_run_folder(self._path.parent)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-            self._listener = listener
-            with files.short_socket_path(self._path) as name:
-                listener.bind(name)
-            listener.listen(_CONNECTIONS)
+            self._listener = files.socket_at(self._path, socket.SOCK_SEQPACKET)
         except OSError as error:
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
             return error
-        self._loop.add(listener.fileno(), self._accept)
+        self._listener.listen(_CONNECTIONS)
+        self._loop.add(self._listener.fileno(), self._accept)
         return None
 
     def renew(self) -> None:
         """Create the socket again if it was removed. The kept memory stays."""
         if self._listener is not None and not self._path.exists():
-            self._loop.remove(self._listener.fileno())
-            self._listener.close()
+            self._end_listener(self._listener)
             self.open()
 
     def close(self) -> None:
@@ -76,8 +70,7 @@ class MemoryStore:
             return
         for each in list(self._connections):
             self._hang_up(each)
-        self._loop.remove(self._listener.fileno())
-        self._listener.close()
+        self._end_listener(self._listener)
         self._listener = None
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -85,11 +78,19 @@ class MemoryStore:
             os.close(descriptor)
         self._kept.clear()
 
+    def _end_listener(self, listener: socket.socket) -> None:
+        self._pause.cancel()
+        self._loop.remove(listener.fileno())
+        listener.close()
+
     def _accept(self) -> None:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client has left again, or the launcher lacks a descriptor
+        except OSError:  # the client has left again, or the launcher lacks a descriptor and needs a pause
+            listener = self._listener.fileno()
+            self._loop.remove(listener)
+            self._pause = self._loop.after(_PAUSE, lambda: self._loop.add(listener, self._accept))
             return
         if files.peer(connection)[1] != os.getuid() or len(self._connections) >= _CONNECTIONS:
             connection.close()
@@ -146,7 +147,7 @@ class MemoryStore:
         if before is not None:
             os.close(before)
         elif len(self._kept) >= min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
-            raise _Refused(f"{len(self._kept)} pieces of memory are kept already")
+            raise _Refused(f"the limit of {len(self._kept)} pieces of memory is reached")
         self._kept[name] = given.pop()
 
     def _give(self, prefix: str, after: str) -> tuple[Document, list[int]]:
@@ -161,5 +162,5 @@ class MemoryStore:
 
 def _name(given: object) -> str:
     if not isinstance(given, str) or len(given) > _LONGEST_NAME:
-        raise _Refused("a name is text of at most 512 characters")
+        raise _Refused("the name must be text of at most 512 characters")
     return given

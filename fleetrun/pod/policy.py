@@ -75,7 +75,7 @@ NOTHING_SPENT = Spent()
 
 _SYMPTOMS = re.compile(
     r"timed? ?out|timeout|connection (closed|reset|refused|was)|broken pipe|by peer|watchdog|gloo|nccl"
-    r"|DistNetwork|DistStore|DistBackend|TCPStore|has not answered|TrainerLostError",
+    r"|DistNetwork|DistStore|DistBackend|TCPStore|server \d+ .*did not answer|TrainerLostError",
     re.IGNORECASE,
 )
 

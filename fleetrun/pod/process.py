@@ -62,10 +62,10 @@ def signal_name(number: int) -> str:
 class Process:
     """A child of this process, with its group. Its pidfd becomes readable when it ends."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self._popen = popen
-        self.pid = popen.pid
-        self._pidfd = os.pidfd_open(popen.pid)
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
         self.exit: Exit | None = None
         self.peak_memory: int | None = None
         """Peak bytes in memory, of the process or of a child that it waited for. None until it is reaped.
@@ -102,19 +102,31 @@ class Process:
         except (FileNotFoundError, NotADirectoryError):
             if "/" in argv[0] and Path(argv[0]).exists():
                 raise ScriptNotExecutableError(
-                    f"cannot start {argv[0]}: its interpreter is not there", hint="See its #! line."
+                    f"cannot start {argv[0]}: its interpreter does not exist", hint="Correct its #! line."
                 ) from None
-            raise ScriptNotFoundError(f"cannot start {argv[0]}: there is no such program") from None
+            raise ScriptNotFoundError(f"cannot start {argv[0]}: the program does not exist") from None
         except PermissionError as error:
             raise ScriptNotExecutableError(f"cannot start {argv[0]}: {error.strerror}") from None
         except OSError as error:
             raise _spawn_error(argv[0], error) from None
         try:
-            return cls(popen)
+            return cls(popen.pid, popen)
         except OSError as error:  # descriptors have run out before the pidfd, so undo the start
             popen.kill()
             popen.wait()
             raise _spawn_error(argv[0], error) from None
+
+    @classmethod
+    def adopt(cls, pid: int) -> Process:
+        """Return an orphan that leads its own session. This process is its parent now. Raises OSError."""
+        process = cls(pid)
+        try:
+            if read_stat(pid).parent == os.getpid():
+                return process
+        except ProcessLookupError:
+            pass
+        os.close(process._pidfd)
+        raise ProcessLookupError(f"{pid} is not a child of this process")
 
     def _left_well(self) -> bool:
         try:
@@ -187,16 +199,17 @@ class Process:
         return self.exit
 
     def _wait(self) -> Exit:
-        try:
+        code = 1  # if another caller reaped the process, its code is lost, and it must not count as a success
+        with suppress(ChildProcessError):
             pid, status, usage = os.wait4(self.pid, os.WNOHANG if self.ended else 0)
-        except ChildProcessError:  # another caller reaped it
-            return Exit(self._popen.wait())
-        if pid:
-            self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
-        else:  # a debugger holds it, and the kernel keeps its pid until the debugger detaches
-            status = read_stat(self.pid).exit
-        self._popen.returncode = os.waitstatus_to_exitcode(status)
-        return Exit(self._popen.returncode)
+            if pid:
+                self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
+            else:  # a debugger holds it, and the kernel keeps its pid until the debugger detaches
+                status = read_stat(self.pid).exit
+            code = os.waitstatus_to_exitcode(status)
+        if self._popen is not None:
+            self._popen.returncode = code
+        return Exit(code)
 
 
 @contextlib.contextmanager
@@ -210,12 +223,12 @@ def _default_sigttou() -> Iterator[None]:
 
 
 _HINTS = {
-    "EAGAIN": "The limit on processes is reached: see `ulimit -u` or the cgroup's pids.max.",
-    "EMFILE": "The limit on open files is reached: raise it with `ulimit -n`.",
+    "EAGAIN": "The limit on processes is reached. Raise `ulimit -u`, or the cgroup's pids.max.",
+    "EMFILE": "The limit on open files is reached. Raise the limit with `ulimit -n`.",
     "ENFILE": "The system's limit on open files is reached.",
     "ENOMEM": "The system is out of memory.",
     "E2BIG": "The arguments and the environment together are larger than the kernel allows.",
-    "ENOEXEC": "It has no #! line and is not a binary for this machine.",
+    "ENOEXEC": "The file has no #! line and is not a binary for this machine.",
 }
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from fleetrun.aliases import Callback, Clock
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.process import ask_strays, end_descendants
 
 # ---- The stop ladder: SIGTERM, a deadline, SIGKILL, first for workers, then for their servers. After Ctrl-C,
 # workers get SIGINT first, because scripts save their work in `except KeyboardInterrupt`.
@@ -125,8 +124,8 @@ class Strays:
     def __init__(
         self,
         clock: Clock,
-        sweep: Callable[[float], int] = end_descendants,
-        ask: Callable[[Collection[int]], None] = ask_strays,
+        sweep: Callable[[float], int],
+        ask: Callable[[Collection[int]], None],
     ) -> None:
         self._clock = clock
         self._sweep = sweep
@@ -185,12 +184,12 @@ class Stopper:
     def stop_one(self, container: Container, then: Callback) -> None:
         """Stop only this container, which will start again."""
 
-        def gone() -> None:
+        def ended() -> None:
             del self._single[container.spec.name]
             then()
 
         container.notify("restart", self._wall() + self._grace)
-        ladder = Ladder(self._loop, [[container]], self._grace, gone, self._left)
+        ladder = Ladder(self._loop, [[container]], self._grace, ended, self._left)
         self._single[container.spec.name] = ladder
         ladder.step()
 
@@ -207,7 +206,7 @@ class Stopper:
     def stop(self, then: Callback, *, at_once: bool = False) -> None:
         """Stop all containers with a fresh grace, and call `then` once when the last has ended.
 
-        With `at_once`, SIGKILL comes before any signal that would let a suspended process continue.
+        With `at_once`, send SIGKILL first, so that no suspended process runs again.
         """
         self.asked_at = min(self.asked_at, self._wall())
         self.abandon()

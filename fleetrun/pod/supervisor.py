@@ -51,8 +51,8 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
-from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
+from fleetrun.pod.policy import Budget, Fault, GiveUp, Spent
+from fleetrun.pod.process import Exit
 from fleetrun.pod.stopping import LET_GO, Stopper, Strays
 
 if TYPE_CHECKING:
@@ -72,6 +72,14 @@ class Phase(Enum):
 Watch = Callable[[Container, Callable[[Ended], None]], None]
 """Starts one container, and calls back with its end. Raises LaunchError if the container cannot start."""
 
+Ready = Callable[[list[Container], Callback], None]
+"""Prepares the start of these containers, and calls back, perhaps later."""
+
+
+def start_cold(containers: list[Container], then: Callback) -> None:
+    """Start without a preparation."""
+    then()
+
 
 class Deployer:
     """Starts containers of one pod, any number of times."""
@@ -85,11 +93,13 @@ class Deployer:
         failed: Callable[[Ended, list[Container]], None],
         started: Callable[[list[Container]], None],
         goes_on: Callable[[], bool],
+        ready: Ready,
     ) -> None:
         """Make a deployer.
 
         `exited` receives each container at its end. `failed` receives a failed hook and the containers that
-        it kept from starting. Containers that wait for a hook start only while the job `goes_on`.
+        it kept from starting. Containers that wait for a hook start only while the job `goes_on`. `ready`
+        prepares their start.
         """
         self._pod = pod
         self._watch = watch
@@ -97,6 +107,8 @@ class Deployer:
         self._failed = failed
         self._started = started
         self._goes_on = goes_on
+        self._ready = ready
+        self._called_off = 0
         self._behind_hook: list[list[Container]] = []
 
     def deploy(self, containers: list[Container]) -> None:
@@ -111,8 +123,9 @@ class Deployer:
             self._watch(hook, lambda ended: self._hook_ended(ended, containers))
 
     def call_off(self) -> None:
-        """Drop the containers that wait for a hook."""
+        """Drop the containers that wait for their start."""
         self._behind_hook.clear()
+        self._called_off += 1
 
     def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
         if ended.exit.ok:
@@ -123,7 +136,11 @@ class Deployer:
             self.deploy(self._behind_hook.pop(0))
 
     def start(self, containers: list[Container]) -> None:
-        """Start the containers now, without the hook. Raises LaunchError if a container cannot start."""
+        """Start the containers without the hook. Raises LaunchError if a container cannot start."""
+        number = self._called_off
+        self._ready(containers, lambda: self._begin(containers) if number == self._called_off else None)
+
+    def _begin(self, containers: list[Container]) -> None:
         for container in containers:
             self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
         self._pod.running()
@@ -137,8 +154,8 @@ LastStep = Callable[[Sequence[Container]], int | None]
 """Returns the last step of these containers in this attempt, or None if unknown."""
 
 
-Told = Callable[[Verdict | None], None]
-Inspect = Callable[[Sequence[Container], Ended | None, Told], Callback | None]
+VerdictCallback = Callable[[Verdict | None], None]
+Inspect = Callable[[Sequence[Container], Ended | None, VerdictCallback], Callback | None]
 """Starts to find the cause of a failure. Without a failure (None), it finds what a job waits for before a
 stop.
 
@@ -170,17 +187,18 @@ class Supervisor:
         *,
         stop_timeout: float,
         out_of_memory: Callable[[int], bool],
-        timeout: float | None = None,
-        peers: Peers | None = None,
-        restarts: int = 0,
-        spent: Spent = NOTHING_SPENT,
-        last_step: LastStep = lambda containers: None,
-        has_saved: Callable[[Container], bool] = lambda container: False,
-        hangs: HangWatch | None = None,
-        inspect: Inspect | None = None,
-        sweep: Callable[[float], int] = end_descendants,
-        ask: Callable[[Collection[int]], None] = ask_strays,
-        end_marked: Callable[[str], None] = kill_marked,
+        timeout: float | None,
+        peers: Peers | None,
+        restarts: int,
+        spent: Spent,
+        last_step: LastStep,
+        has_saved: Callable[[Container], bool],
+        hangs: HangWatch | None,
+        inspect: Inspect,
+        ready: Ready,
+        sweep: Callable[[float], int],
+        ask: Callable[[Collection[int]], None],
+        end_marked: Callable[[str], None],
         wall: Clock = time.time,
     ) -> None:
         """Make a supervisor.
@@ -207,7 +225,7 @@ class Supervisor:
         self._peers = peers
         self._deployer = Deployer(
             pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
-            goes_on=self._goes_on,
+            goes_on=self._goes_on, ready=ready,
         )  # fmt: skip
         self._end_marked = end_marked
         self._evaluators = Evaluators(loop, budget, publish, self._deployer.start, self._goes_on, end_marked)
@@ -245,7 +263,7 @@ class Supervisor:
             self._stopper.end_now()
             raise
         finally:  # the loop may continue with the next pod
-            self._cancel_timers()
+            self._cancel_plans()
             if self._cancel_inspection is not None:
                 self._cancel_inspection()
             if self._limit is not None:
@@ -351,9 +369,8 @@ class Supervisor:
         """Handle a failure. If it may be a mere symptom, first find where the other processes are."""
         self._failures.append(ended)
         then = partial(self._inspected, ended, together)
-        if self._inspect is not None:
-            self._inspected_failure = ended
-            self._cancel_inspection = self._inspect(self._pod.containers, ended, then)
+        self._inspected_failure = ended
+        self._cancel_inspection = self._inspect(self._pod.containers, ended, then)
         if self._cancel_inspection is None:
             self._follow(ended, together)
         else:
@@ -408,7 +425,7 @@ class Supervisor:
         """Restart all processes, because all trainers are silent, or one of them hangs."""
         if self._phase is not Phase.WATCHING:
             return
-        fault = Fault(exit=Exit(TIMEOUT), time=self._wall(), step=self._last_step(self._pod.containers))
+        fault = Fault(exit=Exit(TIMEOUT), time=self._wall(), step=self.last_step)
         decision = self._budget.decide(fault, self._spent)
         running = tuple(each.spec for each in self._pod.alive)
         hang = Hang(
@@ -442,9 +459,9 @@ class Supervisor:
         there = {each.spec.name: each for each in self._pod.containers}
         container = there.get(name)
         if container is None:
-            return f"no process {name} on this machine"
+            return f"this node has no process {name}"
         if self._phase is not Phase.WATCHING or self._stopper.stops_one(name):
-            return "it is being restarted or stopped already"
+            return "the process is restarting or stopping already"
         if not container.alive:
             return f"{container.spec.title} does not run"
         if not self._timers:  # otherwise a failed process waits for its own restart, which may also fail
@@ -462,8 +479,7 @@ class Supervisor:
 
     def _restart_all(self, after: float) -> None:
         self._phase = Phase.RESTARTING
-        self._cancel_timers()  # a process that failed before may wait for its own restart
-        self._deployer.call_off()
+        self._cancel_plans()  # a process that failed before may wait for its own restart
         self._stop(lambda: self._restart(self._pod.containers, after))
 
     def _restart(self, containers: list[Container], after: float) -> None:
@@ -501,8 +517,8 @@ class Supervisor:
         """Handle containers that SIGKILL has not ended. They and their resources may stay forever."""
         titles = ", ".join(each.spec.title for each in containers)
         self._left = (
-            f"{titles} did not end within {LET_GO:g} s of SIGKILL: the kernel holds it, for a device, a "
-            "network file system or a frozen cgroup"
+            f"{titles} did not end within {LET_GO:g} s after SIGKILL: a device, a network file system "
+            "or a frozen cgroup blocks the end"
         )
         if self._phase in (Phase.ENDING, Phase.LEAVING):
             self._publish(Ending(self._left))
@@ -540,19 +556,15 @@ class Supervisor:
             self._reason, self._stopper.notice = reason, notice
             self._end(at_once=True)
 
-    def hold(self) -> None:
-        """Suspend all processes, until `release` or their end."""
+    def hold(self, held: bool) -> None:
+        """Suspend all processes, or let them continue."""
         for container in self._pod.alive:
-            container.hold(True)
-
-    def release(self) -> None:
-        for container in self._pod.alive:
-            container.hold(False)
+            container.hold(held)
 
     def _leave(self) -> None:
         """Let servers leave after all trainers ended with success, and stop them after a moment."""
         self._phase = Phase.LEAVING
-        self._cancel_timers()
+        self._cancel_plans()
         rest = self._pod.alive
         if not rest:
             self._loop.stop()
@@ -563,13 +575,15 @@ class Supervisor:
     def _end(self, *, at_once: bool = False) -> None:
         """Stop all processes, then the loop."""
         self._phase = Phase.ENDING
-        self._cancel_timers()
+        self._cancel_plans()
         self._stop(self._loop.stop, at_once=at_once)
 
-    def _cancel_timers(self) -> None:
+    def _cancel_plans(self) -> None:
+        """Cancel the timers, and the starts that wait."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._deployer.call_off()
 
     def _stop(self, then: Callback, *, at_once: bool = False) -> None:
         self._close_hangs()
@@ -592,15 +606,15 @@ class Supervisor:
             self._stopper.interrupted = number == signal.SIGINT
             self._code, self._reason, self._requested = 128 + number, why, requested
             what = "the job" if self._peers is None else "the processes of this node"
-            told = f"{why}; stopping {what}"
+            text = f"{why}; stopping {what}"
             if number == signal.SIGINT:
-                told = f"stopping{'' if self._peers is None else f' {what}'}; Ctrl-C again kills"
-            self._look_and_end(told, requested)
+                text = f"stopping{'' if self._peers is None else f' {what}'}; Ctrl-C again kills"
+            self._look_and_end(text, requested)
         elif number in (signal.SIGINT, signal.SIGQUIT):
             if self._cancel_inspection is not None:
                 self._end()
             if self._stopper.kill():
-                self._publish(Ending(f"{why}; killing what is left", requested))
+                self._publish(Ending(f"{why}; killing the remaining processes", requested))
 
     def _timed_out(self) -> None:
         if self._phase not in (Phase.LEAVING, Phase.ENDING):
@@ -608,13 +622,13 @@ class Supervisor:
             self._reason = f"the job took longer than --timeout {self._timeout:g} s"
             self._look_and_end(f"{self._reason}; stopping it")
 
-    def _look_and_end(self, told: str, requested: bool = False) -> None:
+    def _look_and_end(self, text: str, requested: bool = False) -> None:
         """End the job. If it is stuck, first find what it waits for, because its processes hold this
         state.
         """
         watching, self._phase, self._inspected_failure = self._phase is Phase.WATCHING, Phase.ENDING, None
-        cancel = self._inspect(self._pod.containers, None, self._seen) if self._inspect and watching else None
-        self._publish(Ending(told, requested))
+        cancel = self._inspect(self._pod.containers, None, self._seen) if watching else None
+        self._publish(Ending(text, requested))
         if cancel is None:
             self._end()
         self._cancel_inspection = cancel

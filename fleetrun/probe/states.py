@@ -19,10 +19,6 @@ from fleetrun.frozen import frozen
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
-"""Exceptions from reading JSON of unknown origin."""
-
-
 _OURS = Path(__file__).parents[2]
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", f"{_OURS}/trainers/", f"{_OURS}/fleetrun/")
 
@@ -178,7 +174,7 @@ class RankState:
     """The end of the process in words."""
     symptom: bool = False
     """The process may have failed because of a collective, without a fault of its own."""
-    said: str = ""
+    last_words: str = ""
     """The C++ exception that ended the process."""
     note: str = ""
     """The unusual state of a process that lives, such as stopped by a signal."""
@@ -290,18 +286,18 @@ class RankState:
         return f"{own.file.rpartition('/')[2]}:{own.line} in {own.function}{code}"
 
 
-def read_state(said: Fields) -> RankState:
-    """Read the state that `fleetrun.stacks` writes for one rank. Raises MALFORMED."""
-    probe = said.get("probe") or {}
+def read_state(fields: Fields) -> RankState:
+    """Read the state that `fleetrun.stacks` writes for one rank. Raises one of `decoding.WRONG`."""
+    probe = fields.get("probe") or {}
     error = str(probe.get("error", ""))
-    ending = bool(said["alive"]) and bool(error)  # it is exiting
-    symptom = bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error))
+    ending = bool(fields["alive"]) and bool(error)  # it is exiting
+    symptom = bool(fields.get("symptom")) or (ending and is_symptom(Exit(1), error))
     stack = tuple(
         Frame(str(file), int(line or 0), str(function), str(code))
-        for file, line, function, code in said.get("stack", ())
+        for file, line, function, code in fields.get("stack", ())
     )
     world_rank = probe.get("world_rank")
-    timeouts = said.get("timeouts", ())
+    timeouts = fields.get("timeouts", ())
     groups = {
         str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again")))
         for name, each in probe.get("groups", {}).items()
@@ -309,20 +305,20 @@ def read_state(said: Fields) -> RankState:
     }
     calls = probe.get("calls", ())
     return RankState(
-        rank=int(said["rank"]),
-        title=str(said["title"]),
-        role=str(said.get("role", "trainer")),
-        node=str(said.get("node", "")),
-        alive=bool(said["alive"]) and not ending,
-        ok=bool(said.get("ok")),
-        how=f"failed ({cause_in(error)})" if ending else str(said.get("how", "")),
+        rank=int(fields["rank"]),
+        title=str(fields["title"]),
+        role=str(fields.get("role", "trainer")),
+        node=str(fields.get("node", "")),
+        alive=bool(fields["alive"]) and not ending,
+        ok=bool(fields.get("ok")),
+        how=f"failed ({cause_in(error)})" if ending else str(fields.get("how", "")),
         symptom=symptom
         and (
             bool(timeouts)
-            or _failed_together(str(said.get("how", "")), error, str(said.get("said", "")), stack)
+            or _failed_together(str(fields.get("how", "")), error, str(fields.get("said", "")), stack)
         ),
-        said=str(said.get("said", "")),
-        note=str(said.get("note", "")),
+        last_words=str(fields.get("said", "")),
+        note=str(fields.get("note", "")),
         answered=bool(probe),
         now=max((float(each[5]) for each in timeouts), default=probe.get("time_ns", 0) / 1e9),
         stack=stack,
@@ -337,8 +333,8 @@ def read_state(said: Fields) -> RankState:
             str(group): {int(number): int(entered) / 1e6 for number, entered in each}
             for group, each in probe.get("arrivals", {}).items()
         },
-        ahead=float(said.get("ahead", 0.0)),
-        unsure=float(said.get("unsure", 0.0)),
+        ahead=float(fields.get("ahead", 0.0)),
+        unsure=float(fields.get("unsure", 0.0)),
     )
 
 
@@ -355,7 +351,7 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
+def nccl_timeouts(log: str, now: float) -> list[list[object]]:
     """Parse the messages of NCCL's watchdogs about collectives that timed out, one per group. When a watchdog
     ends a process, no probe answers.
 
@@ -377,8 +373,8 @@ def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
     return sorted(shifted, key=lambda each: each[4])
 
 
-def _timed_out(said: Sequence[Any]) -> Call:
-    group, operation, number, values, entered, _ = said
+def _timed_out(row: Sequence[Any]) -> Call:
+    group, operation, number, values, entered, _ = row
     sizes = ((int(values),),)
     moment = float(entered)
     return Call(str(group), str(operation), int(number), sizes, "", moment, False, queued=True, watched=True)
@@ -387,13 +383,13 @@ def _timed_out(said: Sequence[Any]) -> Call:
 _OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|watchdog", re.IGNORECASE)
 
 
-def _failed_together(how: str, error: str, said: str, stack: tuple[Frame, ...]) -> bool:
+def _failed_together(how: str, error: str, last_words: str, stack: tuple[Frame, ...]) -> bool:
     """Return True if an apparent symptom came from a call to other ranks.
 
     A request to a storage service can time out too, and a library of the script may abort. torch aborts with
-    a C++ exception, in `said`.
+    a C++ exception, in `last_words`.
     """
-    if _OF_TORCH.search(f"{error}\n{said}"):
+    if _OF_TORCH.search(f"{error}\n{last_words}"):
         return True
     if not stack:
         return "SIGABRT" not in how
@@ -401,10 +397,10 @@ def _failed_together(how: str, error: str, said: str, stack: tuple[Frame, ...]) 
     return inner.of_torch or inner.waits or inner.file.startswith(f"{_OURS}/trainers/")
 
 
-def _peer(said: Sequence[Any] | None) -> Peer | None:
-    if not said:
+def _peer(row: Sequence[Any] | None) -> Peer | None:
+    if not row:
         return None
-    operation, rank, number = said
+    operation, rank, number = row
     return Peer(str(operation), int(rank) if rank is not None else None, int(number or 0))
 
 
@@ -424,34 +420,34 @@ _BETWEEN = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 """Names of torch's flight recorder, with the ranks in their group."""
 
 
-def _served(said: Fields | None) -> Served | None:
-    if not said:
+def _served(fields: Fields | None) -> Served | None:
+    if not fields:
         return None
     return Served(
-        server=int(said["server"]),
-        what=str(said["what"]),
-        ranks=tuple(map(int, said["trainers"])),
-        why=str(said["why"]),
-        seconds=float(said["seconds"]),
+        server=int(fields["server"]),
+        what=str(fields["what"]),
+        ranks=tuple(map(int, fields["trainers"])),
+        why=str(fields["why"]),
+        seconds=float(fields["seconds"]),
     )
 
 
-def _step(said: Sequence[Any] | None) -> LastStep | None:
-    if not said:
+def _step(row: Sequence[Any] | None) -> LastStep | None:
+    if not row:
         return None
-    number, ago, seconds = said
+    number, ago, seconds = row
     return LastStep(int(number), float(ago), float(seconds) if seconds is not None else None)
 
 
-def _call(said: Fields) -> Call:
+def _call(fields: Fields) -> Call:
     return Call(
-        group=str(said["group"]),
-        operation=str(said["operation"]),
-        number=int(said["number"]),
-        sizes=tuple(tuple(map(int, each)) for each in said["sizes"] or ()),
-        dtypes=" ".join(map(str, said["dtypes"] or ())),
-        entered=said["entered_ns"] / 1e9,
-        done=bool(said["done"]),
-        queued=bool(said.get("queued")),
-        aside=bool(said.get("aside")),
+        group=str(fields["group"]),
+        operation=str(fields["operation"]),
+        number=int(fields["number"]),
+        sizes=tuple(tuple(map(int, each)) for each in fields["sizes"] or ()),
+        dtypes=" ".join(map(str, fields["dtypes"] or ())),
+        entered=fields["entered_ns"] / 1e9,
+        done=bool(fields["done"]),
+        queued=bool(fields.get("queued")),
+        aside=bool(fields.get("aside")),
     )

@@ -41,7 +41,7 @@ def _path(state: RankState) -> Strings:
     inner = () if known or not state.stack or not state.stack[0].installed else state.stack[:1]
     path = [_words(each) for each in [*reversed(frames), *inner]]
     if not path and not what:
-        what = "it is not known where"
+        what = "at an unknown place"
     return (*path, what) if what else tuple(path)
 
 

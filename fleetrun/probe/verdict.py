@@ -35,7 +35,7 @@ _MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
 def decide(states: Sequence[RankState]) -> Verdict | None:
     """Return the diagnosis for a job that makes no progress.
 
-    None if no rank waits long, or if the awaited rank is unknown.
+    Return None if no rank waits long, or if the awaited rank is unknown.
     """
     job = _Job(states)
     if job.progresses():
@@ -204,7 +204,7 @@ class _Job:
         the same call.
         """
         for state in self.states.values():
-            found = None if state.alive else _MISREAD.search(state.said)
+            found = None if state.alive else _MISREAD.search(state.last_words)
             if found is None:
                 continue
             waiting = [rank for rank in self.waits if state.rank in self._others(self.waits[rank], rank)]
@@ -240,7 +240,7 @@ class _Job:
         evidence = min(self._evidence(rank) for rank in absent)
         culprits = sorted(rank for rank in absent if self._evidence(rank) == evidence)
         kind = self._kind(self.states[culprits[0]])
-        said: list[str] = []
+        sentences: list[str] = []
         what = ""
         left = list(culprits)
         while left:
@@ -250,9 +250,9 @@ class _Job:
             name = f"{call.title} of group {call.group}" if call is not None else self._other_wait(waiting)
             what = what or name
             sentence = self._not_there(kind, alike, waiting, call)
-            said.append(sentence[0].upper() + sentence[1:] if said else sentence)
+            sentences.append(sentence[0].upper() + sentence[1:] if sentences else sentence)
             left = [rank for rank in left if rank not in alike]
-        return self._verdict(kind, ". ".join(said[:_MOST_SENTENCES]), culprits, what)
+        return self._verdict(kind, ". ".join(sentences[:_MOST_SENTENCES]), culprits, what)
 
     def _held_up(self, rank: int, waiting: int) -> bool:
         """Return True if the rank is only blocked by an endless call that all ranks have entered."""
@@ -260,7 +260,7 @@ class _Job:
         return call is not None and not state.note and state.held_up(call)
 
     def _missed(self, rank: int) -> Call | None:
-        """Return the call in which others wait for this rank. None if it is not a collective."""
+        """Return the call in which others wait for this rank. Return None if it is not a collective."""
         waiting = (each for each in sorted(self.blocked_by) if rank in self.blocked_by[each])
         return next((self.waits[each] for each in waiting if each in self.waits), None)
 
@@ -319,8 +319,8 @@ class _Job:
             known.append(f"its last collective was {last.title}, {first.now - last.entered:.1f} s ago")
         if first.step is not None:
             known.append(f"its last step, {first.step.number}, ended {first.step.ago:.1f} s ago")
-        said = "; ".join(known)
-        return f"{sentence}. {said[0].upper()}{said[1:]}" if said else sentence
+        details = "; ".join(known)
+        return f"{sentence}. {details[0].upper()}{details[1:]}" if details else sentence
 
     def _other_wait(self, waiting: Sequence[int]) -> str:
         for state in (self.states[rank] for rank in waiting):
@@ -343,8 +343,8 @@ class _Job:
         if rank is None:
             return None
         circle = path[path.index(rank) :]
-        said = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
-        return self._verdict("deadlock", f"{_trainers(sorted(circle))} wait for each other: {said}", circle)
+        waits = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
+        return self._verdict("deadlock", f"{_trainers(sorted(circle))} wait for each other: {waits}", circle)
 
     def _wait(self, rank: int) -> str:
         call, state = self.waits.get(rank), self.states[rank]
@@ -411,20 +411,20 @@ class _Job:
         """Return a diagnosis for a rank that entered a collective after others had given up."""
         unsure = 2 * max((each.unsure for each in self.states.values()), default=0.0)
         for rank, call in self.waits.items():
-            gone = self.states[rank]
-            if gone.alive:
+            ended = self.states[rank]
+            if ended.alive:
                 continue
             found = ((each, self.states[each].call(call.group, call.number))
                      for each in self._others(call, rank) if each in self.states)  # fmt: skip
             came = sorted((other.entered, each) for each, other in found if other is not None)
-            if not came or came[-1][0] < gone.now + unsure:
+            if not came or came[-1][0] < ended.now + unsure:
                 continue
             moment, last = came[-1]
             seconds = moment - max(call.entered, *(each for each, _ in came[:-1]), 0.0)
             if seconds > LATE + unsure:
                 sentence = (
                     f"{self._placed([last])} came to {self._name(call)} {seconds:.1f} s after the others, "
-                    f"when {gone.title} had given up"
+                    f"when {ended.title} had given up"
                 )
                 return self._verdict("late", sentence, [last])
         return None

@@ -58,12 +58,12 @@ class ProgressReceiver:
         self._listeners: list[Listener] = []
 
     def open(self) -> OSError | None:
-        """Make the directory and the socket. Return the error that prevented it, or None."""
+        """Make the directory and the socket. Return the error that prevented it, or None after success."""
         try:
-            files.make_run_folder(self._path.parent)
-            self._socket = _bound(self._path)
+            self._socket = files.socket_at(self._path, socket.SOCK_DGRAM)
         except OSError as error:
             return error
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._loop.add(self._socket.fileno(), self._read)
         return None
 
@@ -80,13 +80,13 @@ class ProgressReceiver:
         """
         if isinstance(event, Started):
             for each in event.containers:
-                self.begun(each.spec.name)
+                self.started(each.spec.name)
         elif isinstance(event, Ended):
             self.ended(event.spec.name)
         elif isinstance(event, Hang):
             self.settle()
 
-    def begun(self, name: str) -> None:
+    def started(self, name: str) -> None:
         """Handle the start of a process. Facts about its predecessor are forgotten."""
         self._tracks.pop(name, None)
         self._speakers.pop(name, None)
@@ -114,7 +114,7 @@ class ProgressReceiver:
         return None if latest is None else self._loop.clock() - latest.received
 
     def last_step(self, names: Iterable[str]) -> int | None:
-        """Return the last step that any of these processes has reported, or None."""
+        """Return the last step that any of these processes has reported, or None without such a report."""
         self._read(_QUEUE)
         reports = [self.latest(name) for name in names]
         steps = [each.step for each in reports if each is not None and each.step is not None]
@@ -215,15 +215,3 @@ class ProgressReceiver:
         if track is not None and track.unnoted:
             noted: Document = track.note(self._loop.clock())
             self._write("progress", container=name, **noted)
-
-
-def _bound(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    try:
-        with files.short_socket_path(path) as name:
-            sock.bind(name)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    except OSError:
-        sock.close()
-        raise
-    return sock

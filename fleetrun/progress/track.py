@@ -56,7 +56,7 @@ class Track:
         """The current activity, its start, and the step before it."""
         self._noted: float | None = None
         self._news = False
-        self._told = 0.0
+        self._reported_at = 0.0
         """Time of the last numbers."""
 
     def take(self, report: Report) -> None:
@@ -70,12 +70,12 @@ class Track:
             self._stepped = report.received, report.step
         self.latest = report if self.latest is None else _merged(self.latest, report)
         if _counts(report):
-            self._news, self._told = True, report.received
+            self._news, self._reported_at = True, report.received
 
     def stall_over(self, report: Report) -> tuple[str, float] | None:
         """Return the activity that ends with this report, and its duration in seconds. Call it before `take`.
 
-        None if no activity ends, or if there were steps meanwhile, because another thread was active.
+        Return None if no activity ends, or if there were steps meanwhile, because another thread was active.
         """
         now = report.received if report.time is None else report.time
         step = self.latest.step if report.step is None and self.latest is not None else report.step
@@ -96,17 +96,19 @@ class Track:
     def rate(self, now: float) -> float | None:
         """Return samples per second over the last ten seconds, or over the last step if steps take longer.
 
-        None if samples are not counted, or if there was no report for long.
+        Return None if samples are not counted, or if there was no report for long.
         """
         return _rate(self._points, now)
 
     def step_seconds(self, now: float) -> float | None:
-        """Return seconds per step over the same time. None if steps are not reported."""
+        """Return seconds per step over the same time. Return None if steps are not reported."""
         rate = _rate(self._steps, now)
         return 1 / rate if rate else None
 
     def left(self, now: float) -> float | None:
-        """Return the seconds to the last step at the pace of all steps so far. None if either is unknown."""
+        """Return the seconds to the last step at the pace of all steps so far. Return None if either is
+        unknown.
+        """
         latest, pace = self.latest, self.pace
         if latest is None or latest.step is None or latest.of is None or pace is None:
             return None
@@ -154,7 +156,7 @@ class Track:
             "loss": json_number(latest.loss),
             "values": {name: json_number(value) for name, value in latest.values.items()},
             "rate": None if rate is None else round(rate, 3),
-            "age": round(max(0.0, now - self._told), 3),
+            "age": round(max(0.0, now - self._reported_at), 3),
             **({"tables": _recorded(latest.tables)} if latest.tables else {}),
         }
 
@@ -248,6 +250,6 @@ def _merged(before: Report, report: Report) -> Report:
     )
 
 
-def _with(before: Tables, said: Tables) -> Tables:
-    tables = {**before, **said} if said else before
+def _with(before: Tables, update: Tables) -> Tables:
+    tables = {**before, **update} if update else before
     return dict(islice(tables.items(), MOST_TABLES)) if len(tables) > MOST_TABLES else tables

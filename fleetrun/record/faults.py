@@ -82,7 +82,7 @@ def excluded(faults: Iterable[MachineFault], after: int) -> Mapping[str, Sequenc
     return {node: own for node, own in counted(faults).items() if len(own) >= after}
 
 
-def said_faults(faults: Sequence[MachineFault]) -> str:
+def describe_faults(faults: Sequence[MachineFault]) -> str:
     """Return `2 faults`."""
     return "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
 
@@ -126,7 +126,7 @@ def read_kept(path: Path) -> Kept:
         found = json.loads(text)
         return Kept(read_faults(found["faults"]), int(found["exclude_after"]))
     except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} does not hold faults of machines: {error}") from None
+        raise ValueError(f"{path} does not contain faults of nodes: {error}") from None
 
 
 def keep(path: Path, faults: MachineFaults, exclude_after: int | None = None) -> None:

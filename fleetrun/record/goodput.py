@@ -17,11 +17,13 @@ steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.aliases import Document, Fields
+from fleetrun.decoding import number_in, whole_in
 from fleetrun.record.journal import objects_in
 
 Event = Fields
@@ -64,8 +66,8 @@ class Goodput:
         self._spans: list[Span] = []
         self._seconds: dict[Kind, float] = {}
         self._kind = Kind.START
-        self._since: float | None = None
-        """The end of the time that the ledger has."""
+        self._since = math.inf
+        """The end of the time that the ledger has. Infinite until the first event."""
         self._followed: str | None = None
         self._step: int | None = None
         """The last step of the attempt."""
@@ -79,11 +81,11 @@ class Goodput:
 
     def take(self, event: Event) -> None:
         """Handle the next event of the log. Damaged or unknown lines are skipped."""
-        time = _number(event.get("time"))
+        time = number_in(event.get("time"))
         name = event.get("event")
         if time is None or self._over:
             return
-        if self._since is None:
+        if math.isinf(self._since):
             self._since = time
         if name == "launch":
             self._kind = Kind.WAITING if _several(event.get("nnodes")) else Kind.START
@@ -96,7 +98,7 @@ class Goodput:
             self._until(time, Kind.HANGS)
             self._stops = event.get("restart") is False
             self._kind = Kind.END if self._stops else Kind.RESTARTS
-        elif name == "ending":
+        elif name in ("ending", "paused"):
             kind = self._now(time)
             self._until(time, Kind.END if kind is Kind.STEPS else kind)
             self._kind, self._stops = Kind.END, True
@@ -111,23 +113,24 @@ class Goodput:
         trainers = (str(each.get("name")) for each in named if each.get("role") == "trainer")
         self._followed = next(trainers, None)
         self._until(time, self._kind)
+        self._stops = False
 
     def _of_followed(self, name: str, event: Event, time: float) -> None:
         if name == "started":
             self._until(time, self._kind)
             self._kind, self._step, self._saves = Kind.START, None, []
         elif name == "joined":
-            begin, end = _number(event.get("joining")), _number(event.get("joined"))
+            begin, end = number_in(event.get("joining")), number_in(event.get("joined"))
             if begin is not None and end is not None and self._kind is Kind.START:
                 self._until(min(begin, time), Kind.IMPORTS)
                 self._until(min(end, time), Kind.RENDEZVOUS)
                 self._kind = Kind.SETUP
         elif name == "progress":
-            step = event.get("step")
-            if isinstance(step, int) and not isinstance(step, bool):
-                self._stepped(step, time - (_number(event.get("age")) or 0.0))
+            step = whole_in(event.get("step"))
+            if step is not None:
+                self._stepped(step, time - (number_in(event.get("age")) or 0.0))
         elif name == "activity" and self._kind is Kind.STEPS and _saves(event.get("what")):
-            self._saves.append((time, _number(event.get("seconds")) or 0.0))
+            self._saves.append((time, number_in(event.get("seconds")) or 0.0))
         elif name == "exited":
             by_itself = event.get("asked") is None  # a process that stops for a restart may also exit with 0
             ends = self._stops or (event.get("code") == 0 and by_itself)
@@ -141,7 +144,7 @@ class Goodput:
         """Record that the attempt has reached at least this step."""
         if self._step is None:
             self._until(time, self._kind)
-        elif step > self._step and self._since is not None:
+        elif step > self._step:
             self._until_saved(time)
             seconds = max(0.0, time - self._since)
             self._longest = max(self._longest, seconds)
@@ -158,11 +161,11 @@ class Goodput:
         """Add the saves that ended by `time` to the ledger first."""
         saved = sum(seconds for over, seconds in self._saves if over <= time)
         self._saves = [each for each in self._saves if each[0] > time]
-        if saved and self._since is not None:
+        if saved:
             self._until(min(time, self._since + saved), Kind.CHECKPOINTS)
 
     def _until(self, time: float, kind: Kind) -> None:
-        if self._since is None or time <= self._since:
+        if time <= self._since:
             return
         if self._spans and self._spans[-1].kind is kind:
             self._spans[-1] = self._spans[-1]._replace(end=time)
@@ -173,25 +176,27 @@ class Goodput:
 
     def _now(self, time: float) -> Kind:
         """Return the kind of the time since the last entry of the ledger."""
-        stalls = self._since is not None and time - self._since > max(_STALL, _UNUSUAL * self._longest)
+        stalls = time - self._since > max(_STALL, _UNUSUAL * self._longest)
         return Kind.STALL if stalls and self._kind is Kind.STEPS else self._kind
 
     # ---- the results
 
     def spans(self, now: float | None = None) -> list[Span]:
         """Return the spans in order. The last span continues until `now`, if the job runs."""
-        spans = list(self._spans)
-        if now is not None and not self._over and self._since is not None and now > self._since:
-            spans.append(Span(self._now(now), self._since, now))
-        return spans
+        return self._spans + self._unfinished(now)
 
     def seconds(self, now: float | None = None) -> dict[Kind, float]:
         """Return the seconds by kind, in the order of `Kind`."""
         found = dict(self._seconds)
-        if now is not None and not self._over and self._since is not None and now > self._since:
-            kind = self._now(now)
-            found[kind] = found.get(kind, 0.0) + now - self._since
+        for kind, begin, end in self._unfinished(now):
+            found[kind] = found.get(kind, 0.0) + end - begin
         return {kind: found[kind] for kind in Kind if kind in found}
+
+    def _unfinished(self, now: float | None) -> list[Span]:
+        """Return the span from the end of the ledger until `now`, if the job runs."""
+        if now is None or self._over or now <= self._since:
+            return []
+        return [Span(self._now(now), self._since, now)]
 
 
 def share(seconds: Mapping[Kind, float]) -> float | None:
@@ -213,7 +218,7 @@ def read_fields(fields: object) -> dict[Kind, float]:
     """Read the seconds of `goodput_fields`. Kinds of a later version are ignored."""
     given = fields.get("seconds") if isinstance(fields, Mapping) else None
     found = given if isinstance(given, Mapping) else {}
-    numbers = {kind: _number(found.get(str(kind))) for kind in Kind}
+    numbers = {kind: number_in(found.get(str(kind))) for kind in Kind}
     return {kind: time for kind, time in numbers.items() if time is not None}
 
 
@@ -227,17 +232,13 @@ def sentence(seconds: Mapping[Kind, float], describe: Callable[[float], str]) ->
     if part is None:
         return ""
     lost = sorted(((time, kind) for kind, time in seconds.items() if kind is not Kind.STEPS), reverse=True)
-    told = ", ".join(f"{describe(time)} {kind}" for time, kind in lost if time >= min(1.0, 0.01 * whole))
-    return f"{100 * part:.1f} %{f'; lost: {told}' if told else ''}"
+    losses = ", ".join(f"{describe(time)} {kind}" for time, kind in lost if time >= min(1.0, 0.01 * whole))
+    return f"{100 * part:.1f} %{f'; lost: {losses}' if losses else ''}"
 
 
-def _several(nnodes: Any) -> bool:
+def _several(nnodes: object) -> bool:
     return isinstance(nnodes, list) and bool(nnodes) and nnodes[-1] != 1
 
 
-def _saves(what: Any) -> bool:
+def _saves(what: object) -> bool:
     return isinstance(what, str) and what.startswith(("saving", "waiting for the checkpoint"))
-
-
-def _number(given: Any) -> float | None:
-    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None

@@ -5,16 +5,16 @@ The reader checks only the form of a line.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from fleetrun.decoding import number_in, read_object, whole_in
+from fleetrun.files import open_plain
 from fleetrun.frozen import frozen_by_name
 from fleetrun.record.journal import SUFFIX, Event, objects_in
 
@@ -47,7 +47,7 @@ class History:
     """The content of an event log.
 
     `damaged` counts lines that are not events. `owner` is the user ID of the file's owner. `running` is True
-    while the launcher runs, and None if the file system cannot show this. `heard` is the time of the last
+    while the launcher runs, and None if the file system cannot show this. `last_seen` is the time of the last
     skipped event.
     """
 
@@ -58,7 +58,7 @@ class History:
     damaged: int
     owner: int
     running: bool | None
-    heard: float = 0.0
+    last_seen: float = 0.0
 
     def all(self, *names: str) -> tuple[Event, ...]:
         """Return the events with these names, in order."""
@@ -88,7 +88,7 @@ class History:
             return float(self.over["time"])
         if self.running or not self.events:
             return None
-        return max(float(self.events[-1]["time"]), self.heard)
+        return max(float(self.events[-1]["time"]), self.last_seen)
 
     @property
     def containers(self) -> tuple[Known, ...]:
@@ -106,8 +106,8 @@ class History:
                 yield Known(
                     name=name,
                     role=role,
-                    rank=_whole(each.get("rank")),
-                    index=_whole(each.get("index")) or 0,
+                    rank=whole_in(each.get("rank")),
+                    index=whole_in(each.get("index")) or 0,
                     log=self.path.parent / Path(log).name,
                     endpoint=str(each.get("endpoint") or ""),
                 )
@@ -135,7 +135,7 @@ def read(path: Path) -> History:
                 events.append(event)
         owner = os.fstat(file.fileno()).st_uid
     job, pod = names(path) or (path.name, "")
-    heard = (parsed(left_out) or {"time": 0.0})["time"]
+    last_seen = (parsed(left_out) or {"time": 0.0})["time"]
     return History(
         path=path,
         job=job,
@@ -144,7 +144,7 @@ def read(path: Path) -> History:
         damaged=damaged,
         owner=owner,
         running=running,
-        heard=float(heard),
+        last_seen=float(last_seen),
     )
 
 
@@ -153,7 +153,7 @@ class Glance:
     """The start and the end of an event log, for a list of launches.
 
     `launch` is empty if its line is lost. `over` and `progress` (of a trainer) are the last events of their
-    kind, or None if the end of the file has no such event. `heard` is the time of the last event.
+    kind, or None if the end of the file has no such event. `last_seen` is the time of the last event.
     """
 
     path: Path
@@ -163,7 +163,7 @@ class Glance:
     launch: Event
     over: Event | None = None
     progress: Event | None = None
-    heard: float = 0.0
+    last_seen: float = 0.0
 
 
 def glance(path: Path, end: bool = True) -> Glance:
@@ -185,8 +185,8 @@ def glance(path: Path, end: bool = True) -> Glance:
         if event["event"] == "over"
         or (event["event"] == "progress" and str(event.get("container")).startswith("trainer."))
     }
-    heard = float((events or [{"time": 0.0}])[-1]["time"])
-    return replace(found, over=last.get("over"), progress=last.get("progress"), heard=heard)
+    last_seen = float((events or [{"time": 0.0}])[-1]["time"])
+    return replace(found, over=last.get("over"), progress=last.get("progress"), last_seen=last_seen)
 
 
 def events_of(path: Path) -> Iterator[Event]:
@@ -221,12 +221,9 @@ def names(path: Path) -> tuple[str, str] | None:
 
 
 def parsed(line: bytes) -> Event | None:
-    """Return the event of a line, or None."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+    """Return the event of a line, or None if the line is malformed."""
+    event = read_object(line)
+    if event is None or not isinstance(event.get("event"), str):
         return None
     moment = number(event.get("time"))
     return event if moment is not None and abs(moment) < 1e12 else None
@@ -239,31 +236,19 @@ def was_stopped(over: Event) -> bool:
     return over.get("code") in (129, 130, 143) and not over.get("report")
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """Read a number in the form of the journal, which includes numbers that JSON lacks."""
     if isinstance(value, str):
         return _NUMBERS.get(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    found = number_in(value)
+    return None if found is None else float(found)
 
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.fdopen(open_plain(path), "rb")
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise UnreadableError(f"{path} is not a file")
-    return os.fdopen(fd, "rb")
 
 
 def is_running(path: Path) -> bool:
@@ -273,12 +258,12 @@ def is_running(path: Path) -> bool:
     try:
         with _opened(path) as file:
             running = _is_written(file)
-            return running if running is not None else not says_its_end(file)
+            return running if running is not None else not has_end(file)
     except UnreadableError:
         return False
 
 
-def says_its_end(file: IO[bytes]) -> bool:
+def has_end(file: IO[bytes]) -> bool:
     """Return True if the event log has the event of the end. Reads only the last part of the file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))

@@ -18,14 +18,13 @@ import fcntl
 import json
 import math
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Clock, Document, Fields
-from fleetrun.files import ask_for_writes
+from fleetrun.files import ask_for_writes, open_plain
 from fleetrun.pod.loop import Loop, Timer
 
 # ---- A file of whole lines on a disk that may be full
@@ -76,15 +75,10 @@ class Appender:
 
 def _opened(path: Path) -> int:
     """Return a descriptor that appends to a regular file, or -1. Never blocks on a FIFO."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o600)
+        return open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     except OSError:
         return -1
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        return -1
-    return fd
 
 
 # ---- The event log
@@ -122,15 +116,15 @@ class Journal:
         """Call `listener` with every following event, even if the event could not be written."""
         self._listeners.append(listener)
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: object) -> None:
         """Append an event. Fields are JSON values. Numbers that JSON lacks become "nan", "inf" or "-inf"."""
-        said = {"time": round(self._wall(), 3), "event": event, **fields}
+        line = {"time": round(self._wall(), 3), "event": event, **fields}
         if self._lost:
-            lost = {"time": said["time"], "event": "lost", "events": self._lost}
+            lost = {"time": line["time"], "event": "lost", "events": self._lost}
             self._lost = 0 if self._file.append(encoded(lost)) else self._lost
-        self._lost += not self._file.append(encoded(said))
+        self._lost += not self._file.append(encoded(line))
         for listener in self._listeners:
-            listener(said)
+            listener(line)
 
     def close(self) -> None:
         """Close the file. You may call it twice. Later events reach only the listeners."""
@@ -146,7 +140,7 @@ def encoded(event: Event) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Replace numbers that JSON lacks with strings: `nan`, `inf`, `-inf`."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -173,14 +167,16 @@ _ENOUGH = 8 << 20  # bytes, after which the rest doubles, so that a job of weeks
 
 
 class Marks:
-    """The marks of the logs of one pod's processes, by name. Call `told` at each SIGIO, as for a `Watch`."""
+    """The marks of the logs of one pod's processes, by name. Call `handle_write` at each SIGIO, as for a
+    `Watch`.
+    """
 
     def __init__(
         self,
         path: Path,
         loop: Loop,
         wall: Clock = time.time,
-        ask: Callable[[int], None] = ask_for_writes,
+        ask: Callable[[int], bool] = ask_for_writes,
     ) -> None:
         self._path = path
         self._loop = loop
@@ -192,7 +188,7 @@ class Marks:
         self._file: Appender | None = None
         self._folder = -1
         self._rest = REST
-        self._told_rest = 0.0
+        self._written_rest = 0.0
         """The rest in the last line of the file."""
         self._since = SHORT
         """The longest time since the last look."""
@@ -212,13 +208,13 @@ class Marks:
             return
         self._look()
 
-    def told(self) -> None:
+    def handle_write(self) -> None:
         """Handle a write in the log directory, to a log or to another file."""
         if self._folder >= 0 and not self._timer.pending:
             self._mark(range(len(self._logs)))
             self._rest_a_while()
 
-    def heard(self, event: Fields) -> None:
+    def handle(self, event: Fields) -> None:
         """Handle an event of the log: the end of a process is the time of its last line."""
         if event.get("event") == "exited" and event.get("container") in self._names:
             self._mark([self._names.index(event["container"])])
@@ -242,11 +238,11 @@ class Marks:
             self._file.close()
 
     def _look(self) -> None:
-        """Request a signal first, then look at the logs. In this order, no write falls between the two."""
-        will_tell = self._ask()
+        """Request a signal, then check the logs. In this order, no write is missed."""
+        will_notify = self._ask_kernel(self._folder)
         if self._mark(range(len(self._logs))):
             self._rest_a_while()
-        elif not will_tell:
+        elif not will_notify:
             self._since = self._rest
             self._timer = self._loop.after(self._rest, self._look)
         else:
@@ -263,13 +259,6 @@ class Marks:
             self._looks -= 1
             self._since = SHORT
         self._timer = self._loop.after(self._since, self._look)
-
-    def _ask(self) -> bool:
-        try:
-            self._ask_kernel(self._folder)
-        except OSError:
-            return False
-        return True
 
     def _mark(self, numbers: Iterable[int]) -> bool:
         """Record the logs whose size has changed. Return True if any size has changed."""
@@ -291,8 +280,8 @@ class Marks:
         if self._file is None:
             self._file = Appender(self._path)
             self._file.append(f"# {' '.join(self._names)}".encode())
-        if rest != self._told_rest:
-            self._told_rest = rest
+        if rest != self._written_rest:
+            self._written_rest = rest
             self._file.append(f"rest {rest:g}".encode())
         self._file.append(line.encode())
         self._rest = min(_LONGEST_REST, REST * 2.0 ** (self._file.written // _ENOUGH))

@@ -66,7 +66,7 @@ class LogReader:
 
     @property
     def aligned(self) -> bool:
-        """True if a line starts at `offset`, as far as the file shows."""
+        """True if a line starts at `offset`. Also True if the byte before it cannot be read."""
         return self.offset == 0 or self._read(self.offset - 1, 1) in (b"\n", b"")
 
     def seek(self, offset: int) -> None:
@@ -199,8 +199,8 @@ class Track:
     def cut(self, by: int) -> None:
         """Adjust the sizes after the file lost `by` bytes at its head."""
         self.sizes = [size - by for size in self.sizes]
-        gone = bisect_left(self.sizes, 1)
-        self.times, self.sizes, self.rests = self.times[gone:], self.sizes[gone:], self.rests[gone:]
+        removed = bisect_left(self.sizes, 1)
+        self.times, self.sizes, self.rests = self.times[removed:], self.sizes[removed:], self.rests[removed:]
 
     def closed(self, size: int, began: float, last: float) -> Track:
         """Return the track with facts of the file: its present size, the start of its job, and the last

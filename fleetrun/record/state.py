@@ -129,6 +129,9 @@ class State:
     def on_leaving(self, line: Fields) -> None:
         self.state = "leaving"
 
+    def on_paused(self, line: Fields) -> None:
+        self.state, self.stopping_since = "waiting", None
+
     def on_ending(self, line: Fields) -> None:
         self._stop(line, line["reason"])
 

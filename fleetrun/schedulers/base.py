@@ -15,18 +15,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from fleetrun import plugins
-from fleetrun.aliases import Callback, Environ, Fields, Strings, Texts
+from fleetrun.aliases import Environ, Fields, Strings, Texts
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
-from fleetrun.pod.loop import Loop
 from fleetrun.record.faults import excluded, faults_path, read_kept
+
+if TYPE_CHECKING:
+    from fleetrun.console.console import Console
 
 # ---- The interface of a scheduler
 
@@ -41,33 +43,6 @@ _OF_THE_SUBMISSION = (
 
 _LARGEST_VARIABLE = 100_000
 """In bytes. The limit of Linux is 128 KiB."""
-
-
-class Output(Protocol):
-    """A stream that takes whole lines and never blocks."""
-
-    @property
-    def room(self) -> bool: ...
-
-    def write(self, data: bytes) -> None: ...
-
-
-class Console(Protocol):
-    """The part of the console that a scheduler needs."""
-
-    @property
-    def out(self) -> Output: ...
-
-    @property
-    def err(self) -> Output: ...
-
-    def attach(self, loop: Loop, room: Callback) -> None: ...
-
-    def info(self, text: str) -> None: ...
-
-    def error(self, text: str) -> None: ...
-
-    def label(self, name: str, width: int, number: int) -> bytes: ...
 
 
 @frozen_by_name
@@ -104,7 +79,7 @@ class Submission:
             raise UsageError(
                 f"the tables of the job file have {size} bytes; the limit of one variable is "
                 f"{_LARGEST_VARIABLE} bytes",
-                hint="Start the job with its file on each machine, or shorten [environment] and [roles].",
+                hint="Start the job with its file on each node, or shorten [environment] and [roles].",
             )
         return {**self.passed_on, **({JOB_FILE: text} if text else {})}
 
@@ -205,7 +180,7 @@ class Options:
         return {name: value for name, value in self.given.items() if name not in self._taken}
 
     def refuse_rest(self, engine: str) -> None:
-        """Raises UsageError for an option that was never taken."""
+        """Raise UsageError for an option that was never taken."""
         for name in self.rest():
             known = ", ".join(sorted(self._taken))
             raise UsageError(f"--scheduler_option {name}: {engine} has no such option; it has {known}")
@@ -243,7 +218,7 @@ def submit(job: Submission) -> int:
 
 
 def processes(settings: LaunchSettings) -> int:
-    """Count the processes that compute on one node, as far as the options determine it."""
+    """Return the number of processes per node that the options set, or 1 if they set none."""
     if settings.run_mode.has_servers:
         return (settings.server_num or 0) + (settings.trainer_num or 0) or 1
     if isinstance(settings.nproc_per_node, int):
@@ -261,7 +236,7 @@ def gpus(job: Submission) -> int:
         return asked
     if not settings.devices and settings.nproc_per_node in ("gpu", "auto"):
         raise UsageError(
-            f"--nproc_per_node {settings.nproc_per_node} does not say how many GPUs to ask for",
+            f"--nproc_per_node {settings.nproc_per_node} gives no number of GPUs to request",
             hint="Add --gpus 0,1 or --scheduler_option gpus=2.",
         )
     return len(settings.devices)
@@ -275,12 +250,12 @@ def excluded_nodes(job: Submission) -> Strings:
     try:
         faults = read_kept(faults_path(Path(job.settings.log_dir))).faults
     except (OSError, ValueError) as error:
-        raise UsageError(str(error), hint="Move that file away to begin anew.") from None
+        raise UsageError(str(error), hint="Move this file away to start with no faults.") from None
     bad = excluded(faults, job.settings.exclude_after)
     names = tuple(name for name in bad if " " not in name and name.isprintable())
     if names:
-        told = ", ".join(names)
-        job.console.info(f"Left out for their faults: {told}; `fleetrun nodes --reset` forgets them")
+        listed = ", ".join(names)
+        job.console.info(f"Excluded for their faults: {listed}; `fleetrun nodes --reset` removes the faults")
     return names
 
 
@@ -301,7 +276,7 @@ class Answer:
 def program_output(argv: Sequence[str], environ: Environ, *, within: float = 30.0) -> str | None:
     """Return the stdout of a program.
 
-    None if the program is missing, fails, or takes longer than `within` seconds.
+    Return None if the program is missing, fails, or takes longer than `within` seconds.
     """
     try:
         done = subprocess.run(
@@ -375,7 +350,7 @@ def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard
                 left.remove(fd)
                 poll.unregister(fd)
                 os.close(fd)
-            if left and (asked_to_end(signals.read()) or guard.gone):
+            if left and (asked_to_end(signals.read()) or guard.ended):
                 return False
         return True
     finally:

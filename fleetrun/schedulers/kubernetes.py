@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from fleetrun.aliases import Document, Environ, Fields, Strings
 from fleetrun.envs.contract import TOKEN
@@ -152,10 +151,10 @@ def build_manifests(job: Submission) -> list[Document]:
     settings, options = job.settings, job.options
     if settings.ips:
         raise UsageError(
-            "--ips and --scheduler kubernetes exclude each other: Kubernetes chooses the machines"
+            "--ips and --scheduler kubernetes exclude each other, because Kubernetes chooses the nodes"
         )
     if not settings.image:
-        raise UsageError("--scheduler kubernetes needs --image: what the pods run")
+        raise UsageError("--scheduler kubernetes needs --image, the image of the pods")
     kind = options.take("kind", "job").lower()
     if kind not in _KINDS:
         raise UsageError(f"--scheduler_option kind={kind}: it must be job, jobset or trainjob")
@@ -228,8 +227,8 @@ def _variables(job: Submission) -> tuple[dict[str, str], dict[str, str]]:
 
     They come from --env and from the job file. The settings of roles in the job file become one variable.
     """
-    said = {name: value for name, value in job.job_file.items() if name != "environment"}
-    rest = replace(job, passed_on={}, job_file=said).carried
+    kept = {name: value for name, value in job.job_file.items() if name != "environment"}
+    rest = replace(job, passed_on={}, job_file=kept).carried
     found = {**job.passed_on, **job.job_file.get("environment", {}), **rest}
     for name, value in found.items():
         if any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -250,16 +249,9 @@ def _secret(job: Submission, name: str) -> list[Document]:
 
 
 def manifests_text(documents: list[Document]) -> str:
-    """Format the documents as YAML. Without PyYAML, format them as JSON, which kubectl also accepts."""
-    try:
-        import yaml
-    except ImportError:
-        import json
+    """Format the documents as YAML."""
+    import yaml  # imported late, because a launch inside a pod writes no manifest
 
-        one = (
-            documents[0] if len(documents) == 1 else {"apiVersion": "v1", "kind": "List", "items": documents}
-        )
-        return json.dumps(one, indent=2) + "\n"
     return str(yaml.safe_dump_all(documents, sort_keys=False, width=100, explicit_start=True))
 
 
@@ -267,11 +259,11 @@ def _name(text: str) -> str:
     """Return a DNS label that leaves room for the index of a pod."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label:
-        raise UsageError(f"{text!r} has no letter for the name of a job", hint="Give --job_id.")
+        raise UsageError(f"{text!r} has no letter for the name of a job", hint="Set --job_id.")
     return (label if label[0].isalpha() else f"job-{label}")[:48].rstrip("-")
 
 
-def _document(version: str, kind: str, name: str, suffix: str = "", **content: Any) -> Document:
+def _document(version: str, kind: str, name: str, suffix: str = "", **content: object) -> Document:
     """Build a document of this job. Its name is `name` with the suffix."""
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "fleetrun"}
     about = {"name": f"{name}{suffix}", "labels": labels}
@@ -294,8 +286,8 @@ def _pod(job: Submission, name: str, host: Callable[[int], str], code: Code | No
     settings, options = job.settings, job.options
     if settings.notify and not options.given.get("notify-secret"):
         raise UsageError(
-            "--notify is not passed to the pods of Kubernetes: a manifest would show what may be secret",
-            hint="Put it into a Secret, under the key notify, and add --scheduler_option notify_secret=NAME.",
+            "--notify does not reach the pods of Kubernetes, because a manifest would show its secrets",
+            hint="Put it into the key notify of a Secret, and add --scheduler_option notify_secret=NAME.",
         )
     nnodes = ":".join(str(number + settings.spares) for number in dict.fromkeys(settings.nnodes))
     place = {}
@@ -332,19 +324,14 @@ def _resources(job: Submission) -> Document:
     name = options.take("resource") or ("nvidia.com/gpu" if job.settings.device_kind == "gpu" else "")
     if count and not name:
         raise UsageError(
-            f"which resource of Kubernetes a {job.settings.device_kind} is, differs between clusters",
-            hint="Say --scheduler_option resource=vendor.com/name.",
+            f"the name of the Kubernetes resource for a {job.settings.device_kind} differs between clusters",
+            hint="Add --scheduler_option resource=vendor.com/name.",
         )
-    found: Document = {}
-    asked = {each: options.take(each) for each in ("cpu", "memory")}
-    requests = {each: amount for each, amount in asked.items() if amount}
-    limits = {"memory": asked["memory"]} if asked["memory"] else {}
+    requests = {each: amount for each in ("cpu", "memory") if (amount := options.take(each))}
+    limits = {"memory": requests["memory"]} if "memory" in requests else {}
     if count:
         requests[name] = limits[name] = str(count)
-    for key, value in (("requests", requests), ("limits", limits)):
-        if value:
-            found[key] = value
-    return found
+    return {key: amounts for key, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
 def _job_spec(job: Submission, pod: Pod, *, subdomain: str | None) -> Document:
@@ -511,7 +498,7 @@ class Kubernetes:
             return 0
         answer = base.run_program(("kubectl", "apply", "-f", "-"), text, job.environ, job.signals, job.guard)
         if answer.code != 0:
-            raise LaunchError(f"kubectl did not take the job: {answer.err.strip() or answer.code}")
+            raise LaunchError(f"kubectl did not accept the job: {answer.err.strip() or answer.code}")
         job.print(answer.out)
         return 0
 

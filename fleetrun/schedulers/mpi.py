@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from fleetrun.aliases import Environ
 from fleetrun.envs import mpi
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.errors import UsageError
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
+def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """Make each rank of mpirun one node of the job."""
     try:
         process = mpi.read(environ)
@@ -25,9 +26,8 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
     if "master" not in but:
         if process.master is None:
             raise UsageError(
-                f"{size} says that mpirun started {process.size} processes, "
-                "and nothing says where they can meet",
-                hint=f"Add --nnodes {process.size} --master HOST:PORT, with the host of the first of them.",
+                f"mpirun started {process.size} processes ({size}), but their master is unknown",
+                hint=f"Add --nnodes {process.size} --master HOST:PORT, with the host of the first process.",
             )
         found["master"] = EngineValue(process.master, "mpirun")
     return found

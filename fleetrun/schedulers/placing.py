@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.settings.command_line import EngineValue
 
@@ -23,7 +24,7 @@ The innermost starter comes first, because mpirun may run inside a Slurm job but
 """
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
+def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """Return the placement from the scheduler that started this process, by option name: nnodes, rank,
     master, job_id.
 

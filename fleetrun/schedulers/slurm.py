@@ -1,6 +1,5 @@
-"""Read the placement of Slurm's srun, and expand Slurm's host lists.
-
-The module also implements `--scheduler slurm`, which writes a batch script for sbatch.
+"""Read the placement of Slurm's srun, and implement `--scheduler slurm`, which writes a batch script for
+sbatch.
 """
 
 from __future__ import annotations
@@ -36,61 +35,6 @@ from fleetrun.schedulers.srun import (
     unpacking,
 )
 from fleetrun.schedulers.tree import Tree, tree_of_job
-
-# ---- Slurm's host lists: `n[1-2,07],m3` is n1, n2, n07 and m3. All functions are pure.
-
-_MOST_HOSTS = 1_000_000
-_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
-
-
-class HostlistError(ValueError):
-    """The text is not a host list."""
-
-
-def hosts(text: str) -> Iterator[str]:
-    """Yield the hosts of a list in order, expanding only as far as the caller reads. Raises HostlistError."""
-    for item in _list_items(text):
-        yield from _expanded_item(item)
-
-
-def _list_items(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    items, depth, item = [], 0, ""
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            raise HostlistError(f"{text!r} is not a list of hosts: its brackets do not match")
-        if letter == "," and depth == 0:
-            items.append(item)
-            item = ""
-        else:
-            item += letter
-    if depth:
-        raise HostlistError(f"{text!r} is not a list of hosts: a bracket is open")
-    return [each for each in (*items, item) if each]
-
-
-def _expanded_item(item: str) -> Iterator[str]:
-    head, bracket, rest = item.partition("[")
-    if not bracket:
-        yield item
-        return
-    ranges, _, tail = rest.partition("]")
-    for number in _numbers_of(ranges, item):
-        for end in _expanded_item(tail):
-            yield f"{head}{number}{end}"
-
-
-def _numbers_of(ranges: str, item: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        found = _NUMBERS.fullmatch(part)
-        if found is None:
-            raise HostlistError(f"{item!r} is not a list of hosts: {part!r} is not a range")
-        first, last = found[1], found[2] or found[1]
-        if int(last) < int(first) or int(last) - int(first) > _MOST_HOSTS:
-            raise HostlistError(f"{item!r} is not a list of hosts: {part!r} is not a range")
-        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps, which srun did not start for this job
 _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for this many steps
@@ -134,10 +78,14 @@ def _first_host(environ: Environ) -> str:
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         return _first_of_file(environ)
     text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
-    try:
-        return next(hosts(text))
-    except (HostlistError, StopIteration):
-        raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is not a list of hosts") from None
+    item = _FIRST_ITEM.match(text)
+    if item is None:
+        raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is not a list of hosts")
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", item[0])
+
+
+_FIRST_ITEM = re.compile(r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)")
+"""The first item of a list of hosts, such as `n[1-2,07]` of `n[1-2,07],m3`, which is n1, n2, n07 and m3."""
 
 
 def _first_of_file(environ: Environ) -> str:
@@ -150,9 +98,9 @@ def _first_of_file(environ: Environ) -> str:
     except (KeyError, OSError, IndexError):
         tasks = environ.get("SLURM_STEP_NUM_TASKS", "N")
         raise UsageError(
-            "the tasks are distributed arbitrarily, and without a readable SLURM_HOSTFILE a task cannot know "
-            "which node has the first of them",
-            hint=f"Say --nnodes {tasks} --master HOST:PORT, or choose another --distribution.",
+            "the tasks are distributed arbitrarily, and without a readable SLURM_HOSTFILE fleetrun "
+            "cannot find the node of the first task",
+            hint=f"Add --nnodes {tasks} --master HOST:PORT, or choose another --distribution.",
         ) from None
 
 
@@ -161,8 +109,8 @@ def _address(node: str, environ: Environ) -> str:
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        told = base.program_output(("scontrol", "--oneliner", "show", "node", node), environ) or ""
-        found = re.search(r"\bNodeAddr=(\S+)", told)
+        output = base.program_output(("scontrol", "--oneliner", "show", "node", node), environ) or ""
+        found = re.search(r"\bNodeAddr=(\S+)", output)
         return found[1] if found else node
     return node
 
@@ -198,7 +146,7 @@ class Slurm:
         environ = {**inherited, **_hidden(job)}
         answer = base.run_program(argv, script, environ, job.signals, job.guard)
         if answer.code != 0 and not answer.out:
-            raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
+            raise LaunchError(f"sbatch did not accept the job: {answer.err.strip() or f'code {answer.code}'}")
         number = answer.out.strip().partition(";")[0]
         job.console.info(f"Submitted as Slurm job {number}: squeue -j {number}, scancel {number}")
         if "output" not in job.options.given:
@@ -214,8 +162,8 @@ def batch_script(job: Submission) -> str:
     """
     if job.settings.ips:
         raise UsageError(
-            "--ips and --scheduler slurm exclude each other: Slurm chooses the machines",
-            hint="--nnodes says how many; --scheduler_option nodelist=h1,h2 which.",
+            "--ips and --scheduler slurm exclude each other, because Slurm chooses the nodes",
+            hint="Set the number with --nnodes, and the names with --scheduler_option nodelist=h1,h2.",
         )
     options = job.options
     job, tree = tree_of_job(job)
@@ -247,7 +195,7 @@ def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
         raise UsageError(
             f"--sync {job.settings.sync} is {tree.text}, packed {byte_size(len(text))}; "
             f"a batch script can have {byte_size(_LARGEST_ARCHIVE)} of it",
-            hint="Inside an allocation (`salloc fleetrun --sync . train.py`) there is no such limit.",
+            hint="An allocation (`salloc fleetrun --sync . train.py`) has no such limit.",
         )
     words = unpacking(job, tree, "unpack64")
     yield f"{shlex.join(words)} <<'CODE' || exit\n{text}CODE"

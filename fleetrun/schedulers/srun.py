@@ -100,7 +100,7 @@ def _export(job: Submission) -> Strings:
 
 def unpacking(job: Submission, tree: Tree, verb: str) -> Strings:
     """Return an srun command that sends its stdin to all nodes."""
-    words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
+    words = tree.receiver(job.options.python, verb)
     return ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *words)
 
 
@@ -122,8 +122,8 @@ def _send(job: Submission, tree: Tree, environ: Environ) -> None:
     with tree.archive() as archive:
         answer = run_programs({"": argv}, archive, environ, job.signals, job.guard)[""]
     if answer.code:
-        said = next((line for line in answer.err.splitlines() if "fleetrun: error: " in line), answer.err)
-        raise LaunchError(f"the code did not get to all nodes: {said.strip() or f'code {answer.code}'}")
+        text = next((line for line in answer.err.splitlines() if "fleetrun: error: " in line), answer.err)
+        raise LaunchError(f"the code did not reach all nodes: {text.strip() or f'code {answer.code}'}")
     job.console.info(f"Code: {tree.text}, sent to {nodes} node{'' if nodes == '1' else 's'}")
 
 
@@ -149,8 +149,8 @@ def command(job: Submission, tree: Tree | None = None) -> list[str]:
     nodes = _nodes(job)
     if not nodes or not environ.get("SLURM_JOB_ID"):
         raise UsageError(
-            "--scheduler srun is for the nodes of a Slurm job, and this process is in none",
-            hint="--scheduler slurm submits one.",
+            "--scheduler srun works only inside a Slurm job, and this process is in none",
+            hint="Use --scheduler slurm to submit a Slurm job.",
         )
     words = (*options.program(FLEETRUN), *job.command("rank", *settled_by_step(job)))
     if tree is not None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fleetrun.aliases import Strings
 from fleetrun.envs.settings.parsing import plural
@@ -26,10 +26,13 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
-from fleetrun.schedulers.base import Answer, Console, Submission, asked_to_end, run_programs
-from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
+from fleetrun.schedulers.base import Answer, Submission, asked_to_end, run_programs
+from fleetrun.schedulers.ssh_remote import ENDED, MARK, STARTED
 from fleetrun.schedulers.tree import Tree, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
+
+if TYPE_CHECKING:
+    from fleetrun.console.console import Console
 
 # ---- One host
 
@@ -41,13 +44,13 @@ _REMEMBERED = 8  # lines of output of a host before its fleetrun started
 class SshExit:
     """The end of a connection."""
 
-    begun: bool
+    started: bool
     """fleetrun started on the host."""
     code: int | None
     """Exit code of the remote fleetrun. None if it could not report its exit code."""
     client: int
     """Exit code of the local ssh client."""
-    said: Strings = ()
+    output: Strings = ()
     """Output before fleetrun started."""
     cut: bool = False
     """This side ended the connection."""
@@ -63,12 +66,12 @@ class Link:
         self, host: str, show: Callable[[int, bytes], None], over: Callable[[Link, SshExit], None]
     ) -> None:
         self.host = host
-        self.begun = False
+        self.started = False
         self.alive = False
         self._show = show
         self._over = over
         self._code: int | None = None
-        self._said: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._output: deque[bytes] = deque(maxlen=_REMEMBERED)
         self._rest = {1: b"", 2: b""}
         self._paused = False
         self._cut = False
@@ -111,7 +114,7 @@ class Link:
 
     def signal(self, number: int) -> None:
         """Send a signal to the remote fleetrun. If it has not started, end the connection."""
-        if self.begun:
+        if self.started:
             self._write(b"signal %d\n" % number)
         else:
             self.cut()
@@ -151,18 +154,18 @@ class Link:
             self._show(1, lines)
             return
         kept = [line for line in lines.splitlines(keepends=True) if not self._is_ours(line)]
-        if kept and self.begun:
+        if kept and self.started:
             self._show(2, b"".join(kept))
         elif kept:
-            self._said.extend(kept)
+            self._output.extend(kept)
 
     def _is_ours(self, line: bytes) -> bool:
         """Handle a line of the remote side. Return False for all other lines."""
         if not line.startswith(MARK):
             return False
         word = line.removeprefix(MARK).rstrip()
-        if word == BEGUN:
-            self.begun = True
+        if word == STARTED:
+            self.started = True
         elif word.startswith(ENDED):
             text = word.removeprefix(ENDED)
             if text.isdigit() and len(text) <= 3:  # a script has printed any other text
@@ -184,16 +187,16 @@ class Link:
             if file is not None:
                 file.close()
         os.close(self._pidfd)
-        said = tuple(line.decode(errors="replace").strip() for line in self._said)
-        self._over(self, SshExit(self.begun, self._code, client, tuple(filter(None, said)), self._cut))
+        lines = tuple(line.decode(errors="replace").strip() for line in self._output)
+        self._over(self, SshExit(self.started, self._code, client, tuple(filter(None, lines)), self._cut))
 
 
 # ---- From the end of a connection to a message and an exit code
 
 _SSH_FAILED = 255
 _HINTS = {
-    "Host key verification failed": "its key is not the known one, or none is known: connect once by hand",
-    "Permission denied": "the key was not accepted: fleetrun asks for no password, use an agent or a key",
+    "Host key verification failed": "its host key is unknown or has changed: connect once by hand",
+    "Permission denied": "the host did not accept your key: use an agent or a key, not a password",
     "Could not resolve": "no host has this name",
     "Connection refused": "no sshd listens there",
     "timed out": "it does not answer",
@@ -207,7 +210,7 @@ class Verdict:
 
     code: int
     message: str = ""
-    begun: bool = True
+    started: bool = True
     """fleetrun had started on the host."""
     lost: bool = False
     """The connection broke."""
@@ -218,31 +221,31 @@ def judge_end(host: str, ssh_exit: SshExit) -> Verdict:
     if ssh_exit.code is not None:
         message = f"{host}: fleetrun ended with exit code {ssh_exit.code}" if ssh_exit.code else ""
         return Verdict(ssh_exit.code, message)
-    if ssh_exit.begun:
-        message = "" if ssh_exit.cut else f"{host}: the connection was lost; its processes end there"
+    if ssh_exit.started:
+        message = "" if ssh_exit.cut else f"{host}: the connection was lost; the processes on this host end"
         return Verdict(125, message, lost=True)
     if ssh_exit.cut:
-        return Verdict(125, begun=False)
-    text = " ".join(ssh_exit.said)
+        return Verdict(125, started=False)
+    text = " ".join(ssh_exit.output)
     if ssh_exit.client == _SSH_FAILED:
         why = next((hint for part, hint in _HINTS.items() if part in text), "ssh failed")
-        said = _relevant(ssh_exit.said)
-        return Verdict(125, f"{host}: no connection, {why}" + (f" ({said})" if said else ""), begun=False)
+        words = _relevant(ssh_exit.output)
+        return Verdict(125, f"{host}: no connection, {why}" + (f" ({words})" if words else ""), started=False)
     missing = ssh_exit.client == 127 or "No module named" in text
     return Verdict(
         127 if missing else ssh_exit.client or 125,
-        f"{host}: fleetrun did not start there ({_relevant(ssh_exit.said) or f'code {ssh_exit.client}'}); "
-        "--scheduler_option python=PATH says with which Python, dir=PATH in which directory",
-        begun=False,
+        f"{host}: fleetrun did not start there ({_relevant(ssh_exit.output) or f'code {ssh_exit.client}'}); "
+        "--scheduler_option python=PATH sets the Python, dir=PATH the directory",
+        started=False,
     )
 
 
-def _relevant(said: Strings) -> str:
+def _relevant(lines: Strings) -> str:
     """Return the line that names the problem. ssh surrounds the report of a bad host key with other lines."""
-    for line in said:
+    for line in lines:
         if any(part in line for part in _HINTS):
             return line
-    return said[-1] if said else ""
+    return lines[-1] if lines else ""
 
 
 # ---- All hosts. When one fails, the others end.
@@ -288,8 +291,8 @@ class HostGroup:
         loop.add(self._guard.fileno(), self._guard_lost)
         # The first line that the far end reads. It holds the environment with the secrets of the job, the
         # longest silence, and the time that processes then have to end.
-        told = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
-        orders = json.dumps(told).encode() + b"\n"
+        settings = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
+        orders = json.dumps(settings).encode() + b"\n"
         for number, (host, argv) in enumerate(commands.items()):
             label = console.label(host, width, number) if len(commands) > 1 else b""
             link = Link(host, partial(self._show, label), self._over)
@@ -338,7 +341,7 @@ class HostGroup:
 
         They learn of the failure by themselves and report it. They get a signal only if they continue.
         """
-        if not verdict.begun:
+        if not verdict.started:
             patience = 0.0  # they would wait for a node that never comes
         elif verdict.lost:
             patience = self._pace.heartbeat_timeout + _MARGIN
@@ -361,7 +364,7 @@ class HostGroup:
         numbers = self._signals.read()
         for number in numbers:
             for link in self._alive if number in PASSED_ON else ():
-                if link.begun:
+                if link.started:
                     link.signal(number)
         for number in asked_to_end(numbers):
             self._asked += 1
@@ -391,7 +394,7 @@ class Ssh:
     def submit(self, job: Submission) -> int:
         settings, options = job.settings, job.options
         if not settings.ips:
-            raise UsageError("--scheduler ssh needs --ips: the hosts to start on")
+            raise UsageError("--scheduler ssh needs --ips, the hosts to start on")
         job, tree = tree_of_job(job)
         env = _environment(job)
         if tree is not None and options.take("dir"):
@@ -413,8 +416,8 @@ def _send(job: Submission, tree: Tree) -> None:
     """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError."""
 
     def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
-        words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
-        commands = {host: client_command(job, host, shlex.join(words)) for host in hosts}
+        words = shlex.join(tree.receiver(job.options.python, verb))
+        commands = {host: client_command(job, host, words) for host in hosts}
         answers = run_programs(commands, given, job.environ, job.signals, job.guard)
         _check_answers(answers, 0 if given is not None else NOT_HERE)
         return answers
@@ -424,30 +427,29 @@ def _send(job: Submission, tree: Tree) -> None:
     if without:
         with tree.archive() as archive:
             if os.fstat(archive.fileno()).st_size > _LARGE:
-                job.console.info(f"Code: {tree.text}, being sent to {', '.join(without)}")
+                job.console.info(f"Code: {tree.text}, sending to {', '.join(without)}")
             on_all("unpack", without, archive)
-    had = len(hosts) - len(without)
+    had, all_hosts = len(hosts) - len(without), plural(len(hosts), "host")
+    sent = f"sent to {len(without)} of {all_hosts}" if without else f"{all_hosts} had it"
     there = f"; {had} had it" if had and without else ""
-    hosts_told = plural(len(hosts), "host")
-    sent = f"sent to {len(without)} of {hosts_told}" if without else f"{hosts_told} had it"
     job.console.info(f"Code: {tree.text}, {sent}{there}")
 
 
 def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
-    """Raises LaunchError for the first host whose answer is neither 0 nor `other`, with the names of all such
+    """Raise LaunchError for the first host whose answer is neither 0 nor `other`, with the names of all such
     hosts.
     """
     wrong = {host: answer for host, answer in answers.items() if answer.code not in (0, other)}
     if not wrong:
         return
     host, answer = next(iter(wrong.items()))
-    said = tuple(filter(None, map(str.strip, answer.err.splitlines())))
+    lines = tuple(filter(None, map(str.strip, answer.err.splitlines())))
     also = f"; {', '.join(list(wrong)[1:])} failed too" if len(wrong) > 1 else ""
     if answer.code in (_SSH_FAILED, 126, 127) or "No module named" in answer.err:
-        verdict = judge_end(host, SshExit(False, None, answer.code, said))
+        verdict = judge_end(host, SshExit(False, None, answer.code, lines))
         raise LaunchError(verdict.message + also)
-    why = (said[-1] if said else f"code {answer.code}").removeprefix("fleetrun: error: ")
-    raise LaunchError(f"{host}: the code did not get there: {why}{also}")
+    why = (lines[-1] if lines else f"code {answer.code}").removeprefix("fleetrun: error: ")
+    raise LaunchError(f"{host}: the code did not reach this host: {why}{also}")
 
 
 def client_command(job: Submission, host: str, remote: str) -> list[str]:

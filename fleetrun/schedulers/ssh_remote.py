@@ -27,7 +27,7 @@ from typing import NoReturn
 from fleetrun.pod import linux
 
 MARK = b"\x1efleetrun "
-BEGUN = b"begun"
+STARTED = b"begun"
 ENDED = b"ended "
 _FOR_BOTH = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -46,13 +46,13 @@ def main(argv: Sequence[str]) -> int:
     pid = _started(words, orders["env"], mask)
     remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
     remote.take_signals(mask)
-    _tell(BEGUN)
+    _report(STARTED)
     code = remote.hold()
-    _tell(ENDED + str(code).encode())
+    _report(ENDED + str(code).encode())
     return code
 
 
-def _tell(text: bytes) -> None:
+def _report(text: bytes) -> None:
     with suppress(OSError):  # the near end has closed
         os.write(2, MARK + text + b"\n")
 

@@ -9,10 +9,10 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from fleetrun import values
 from fleetrun.aliases import Callback, Document, Fields, Strings
@@ -21,19 +21,17 @@ from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.schedulers.base import Submission
-from fleetrun.schedulers.tree_remote import Digest
-
-if TYPE_CHECKING:
-    import tarfile
 
 LARGEST = 512 << 20
 """Bytes of all files together."""
 
 _NEVER = frozenset({".git", "__pycache__"})
 _OF_ANOTHER = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})  # set inside a git hook
-_PIECE = 1 << 20
 _SAMPLE = 64 << 10
-_IGNORE = "What .gitignore names stays here."
+_MODIFIED = 946_684_800
+"""The time of all files of a copy, because a time is not content. A zip archive needs a time after 1980."""
+
+_IGNORE = "Add large files to .gitignore: fleetrun does not copy files that it names."
 
 
 Heed = Callback
@@ -89,80 +87,79 @@ class Tree:
 
         `first` replaces the verb `enter`.
         """
-        module = (python, "-m", "fleetrun.schedulers.tree_remote")
-        return (*module, *(first or ("enter",)), self.digest, self.inside, logs, *argv)
+        return (*self.receiver(python, *(first or ("enter",))), self.inside, logs, *argv)
+
+    def receiver(self, python: str, *verb: str) -> Strings:
+        """Return the words that run a verb of `tree_remote` for this tree on a node."""
+        return (python, "-m", "fleetrun.schedulers.tree_remote", *verb, self.digest)
 
     def _level(self) -> int:
         """Return the compression level. It is 0 if the starts of the largest files do not shrink."""
         import zlib
 
         largest = sorted((each for each in self.entries if each.kind in "fx"), key=lambda each: -each.size)
-        samples = [next(_pieces(self.root / each.name), b"")[:_SAMPLE] for each in largest[:16] if each.size]
+        samples = []
+        for each in largest[:16]:
+            with _open(self.root / each.name) as file:
+                samples.append(file.read(_SAMPLE))
         whole = sum(map(len, samples))
         return int(whole < _SAMPLE or sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * whole)
 
     def archive(self) -> IO[bytes]:
         """Write the tree into a temporary file. Raises UsageError if files have changed since."""
         import gzip  # imported late, as tarfile, because a launch inside a scheduler's job loads this module
-        import tarfile
 
-        found, changed = Digest(), "files"
         with ExitStack() as on_error:
             file = on_error.enter_context(tempfile.TemporaryFile())
-            with (
-                gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
-                tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
-            ):
-                for entry in self.entries:
-                    if not _pack(tar, self.root, entry, found, self.heed):
-                        changed = entry.name
-                        break
-            if found.text != self.digest:
-                raise UsageError(f"--sync {self.root}: {changed} changed during the read", hint="Try again.")
+            with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed:
+                digest = _pack(self.root, self.entries, self.heed, packed)
+            if digest != self.digest:
+                raise _changed(self.root, "files")
             file.seek(0)
             on_error.pop_all()  # the caller closes it
         return file
 
 
-def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest, heed: Heed) -> bool:
-    """Add an entry to the archive. Return False for a file whose size has changed."""
+def _pack(root: Path, entries: Iterable[Entry], heed: Heed, to: Any = None) -> str:
+    """Write a tar archive of the tree, if `to` is given. Return its digest. Raises UsageError."""
     import tarfile
+    from hashlib import blake2b
 
-    member = tarfile.TarInfo(entry.name)
-    member.mode = 0o755 if entry.kind in "xd" else 0o644
-    if entry.kind in "ld":
-        member.type = tarfile.SYMTYPE if entry.kind == "l" else tarfile.DIRTYPE
-        member.linkname = entry.target
-        _hash(entry, found, (), heed)
-        tar.addfile(member)
-        return True
-    path = root / entry.name
-    with _open(path) as file:
-        facts = os.fstat(file.fileno())
-        member.size, member.mtime = entry.size, int(facts.st_mtime)
-        if facts.st_size != entry.size:
-            return False
-        found.add(entry.name, entry.kind, entry.size)
-        try:
-            tar.addfile(member, _Hashed(file, found, heed))
-        except OSError:  # the file was cut short
-            return False
-    return True
+    output: Any = _Hashed(blake2b(digest_size=16), heed, to)
+    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            member.mode, member.mtime = 0o755 if entry.kind in "xd" else 0o644, _MODIFIED
+            if entry.kind in "ld":
+                member.type = tarfile.SYMTYPE if entry.kind == "l" else tarfile.DIRTYPE
+                member.linkname = entry.target
+                tar.addfile(member)
+                continue
+            with _open(root / entry.name) as file:
+                member.size = os.fstat(file.fileno()).st_size
+                try:
+                    tar.addfile(member, file)
+                except OSError:  # the file was cut short
+                    raise _changed(root, entry.name) from None
+    return str(output.hash.hexdigest())
 
 
+@frozen
 class _Hashed:
-    """A file whose content goes through the digest as it is read."""
+    """An output that goes through the digest."""
 
-    def __init__(self, file: IO[bytes], found: Digest, heed: Heed) -> None:
-        self._file = file
-        self._found = found
-        self._heed = heed
+    hash: Any
+    heed: Heed
+    to: Any
 
-    def read(self, size: int = -1) -> bytes:
-        self._heed()
-        piece = self._file.read(size)
-        self._found.update(piece)
-        return piece
+    def write(self, piece: bytes) -> int:
+        self.heed()
+        self.hash.update(piece)
+        return len(piece) if self.to is None else int(self.to.write(piece))
+
+
+def _changed(root: Path, what: str) -> UsageError:
+    return UsageError(f"--sync {root}: {what} changed during the read", hint="Run the command again.")
 
 
 # ---- The tree of a job
@@ -186,10 +183,12 @@ def tree_of_job(job: Submission) -> tuple[Submission, Tree | None]:
     if is_file and within not in names:
         raise UsageError(f"--sync {settings.sync} does not have {settings.script}", hint=_IGNORE)
     if tree.outside:
-        job.console.info(f"Links that lead out of {settings.sync} stay links: {_few(tree.outside)}")
+        job.console.info(f"Links that point out of {settings.sync} stay links: {_few(tree.outside)}")
     if tree.in_logs:
-        said = f"Not sent, as it is in the log directory: {_few(tree.in_logs)}; --log_dir names another"
-        job.console.info(said)
+        remark = (
+            f"Not sent, because it is in the log directory: {_few(tree.in_logs)}; --log_dir names another"
+        )
+        job.console.info(remark)
     words = {name: word for name, word in job.words.items() if name != "log_dir"}
     job_file = _renamed_in(job.job_file, tree)
     return replace(
@@ -214,35 +213,31 @@ def _renamed_in(job_file: Fields, tree: Tree) -> Document:
 # ---- Reading a tree
 
 
-def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed = _nothing) -> Tree:
+def read_tree(folder: str, logs: Path, *, heed: Heed = _nothing) -> Tree:
     """Read the tree of `folder`, without the directory of the logs. The job runs in this process's directory,
-    or in `within`, which must be in the tree.
+    which must be in the tree.
 
     Raises UsageError.
     """
-    root, here = Path(folder).absolute(), within or Path.cwd()
+    root, here = Path(folder).absolute(), Path.cwd()
     if not root.is_dir():
         raise UsageError(
-            f"--sync {folder}: there is no such folder",
-            hint="`--sync .` is the current one.",
+            f"--sync {folder}: this directory does not exist",
+            hint="`--sync .` is the current directory.",
         )
     root, here = root.resolve(), here.resolve()
     if not here.is_relative_to(root):
-        raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
+        raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in this directory")
     names = list(_names(root, ""))
     in_logs = _below(root, [logs.resolve(), *_older_logs(here)], names)
     entries = _entries(root, names, in_logs)
     _check_size(folder, entries)
-    found = Digest()
-    for entry in entries:
-        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else (), heed)
-    inside = str(here.relative_to(root))
     outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
     return Tree(
         root=root,
-        inside=inside,
+        inside=str(here.relative_to(root)),
         entries=entries,
-        digest=found.text,
+        digest=_pack(root, entries, heed),
         outside=outside,
         in_logs=tuple(sorted(name for name in in_logs if name.endswith(".py"))),
         heed=heed,
@@ -285,7 +280,7 @@ def _outputs() -> Iterator[tuple[int, int]]:
 def _entry(root: Path, name: str, written: Collection[tuple[int, int]] = ()) -> Entry | None:
     """Return the entry of a path.
 
-    None if it has vanished, is not a file, link or directory, or is in `written`.
+    Return None if it has vanished, is not a file, link or directory, or is in `written`.
     """
     path = root / name
     try:
@@ -320,7 +315,7 @@ def _names(root: Path, prefix: str) -> Iterator[str]:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Return True for a git repository. False if this cannot be determined."""
+    """Return True for a git repository. Return False if this cannot be determined."""
     return os.access(folder / ".git", os.F_OK) and not folder.is_symlink()
 
 
@@ -341,18 +336,18 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         )
     except OSError:
         return None
-    said = done.stderr.decode(errors="replace").strip()
-    unread = next((line for line in said.splitlines() if "could not open directory" in line), "")
+    errors = done.stderr.decode(errors="replace").strip()
+    unread = next((line for line in errors.splitlines() if "could not open directory" in line), "")
     if done.returncode == 0 and unread:  # git continues without the directory
         raise UsageError(f"--sync {folder}: {unread.removeprefix('warning: ')}", hint=_IGNORE)
     if done.returncode == 0:
         return [os.fsdecode(name) for name in dict.fromkeys(done.stdout.split(b"\0")) if name]
-    if "not a git repository" in said:
+    if "not a git repository" in errors:
         return None
-    raise UsageError(f"--sync {folder}: git cannot list its files: {said.partition(chr(10))[0]}")
+    raise UsageError(f"--sync {folder}: git cannot list its files: {errors.partition(chr(10))[0]}")
 
 
-def _listed_by_rules(folder: Path, outer: list[tuple[int, Any]], prefix: str = "") -> Iterator[str]:
+def _listed_by_rules(folder: Path, outer: list[tuple[int, object]], prefix: str = "") -> Iterator[str]:
     """Yield the files below a directory, except for ignored files.
 
     Rules of inner .gitignore files take precedence.
@@ -405,24 +400,11 @@ def _check_size(folder: str, entries: Sequence[Entry]) -> None:
         head = each.name.partition("/")[0]
         parts[head] = parts.get(head, 0) + each.size
     largest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {byte_size(parts[name])}" for name in largest)
+    rows = ", ".join(f"{name} {byte_size(parts[name])}" for name in largest)
     raise UsageError(
-        f"--sync {folder} is {byte_size(sum(parts.values()))}, and the limit is {byte_size(LARGEST)}: {told}",
-        hint=f"{_IGNORE} Data belong where each machine reads them.",
+        f"--sync {folder} is {byte_size(sum(parts.values()))}, and the limit is {byte_size(LARGEST)}: {rows}",
+        hint=f"{_IGNORE} Put data where each node can read them.",
     )
-
-
-def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes], heed: Heed) -> None:
-    found.add(entry.name, entry.kind, entry.size)
-    for piece in (os.fsencode(entry.target),) if entry.kind == "l" else pieces:
-        heed()
-        found.update(piece)
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with closing(_open(path)) as file:
-        while piece := file.read(_PIECE):
-            yield piece
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -29,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
+
+from fleetrun.files import only_ours
 
 NOT_HERE = 3
 _KEPT = 8  # trees; older trees are removed if nothing was added to them and no job runs there
@@ -43,34 +46,6 @@ class TreeError(Exception):
     """The error, in one line for the user."""
 
 
-# ---- The digest covers names, kinds, the executable bit and contents, in the order of the names
-
-
-class Digest:
-    """The digest of a tree. Add each entry first, then its content."""
-
-    def __init__(self) -> None:
-        # imported late, because a launch inside a scheduler's job loads this module
-        from hashlib import blake2b
-
-        self._hash = blake2b(digest_size=16)
-
-    def add(self, name: str, kind: str, size: int) -> None:
-        """Add an entry, before its `size` bytes of content.
-
-        `kind`: f (file), x (executable), l (link) or d (directory).
-        """
-        encoded = os.fsencode(name)
-        self._hash.update(b"%s %d %d " % (kind.encode(), len(encoded), size) + encoded)
-
-    def update(self, piece: bytes) -> None:
-        self._hash.update(piece)
-
-    @property
-    def text(self) -> str:
-        return self._hash.hexdigest()
-
-
 # ---- Directories
 
 
@@ -83,14 +58,14 @@ def folder_of_trees() -> Path:
         if (cache := _cache()) is not None:
             found = cache / "fleetrun" / "code"
             found.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.access(found, os.W_OK) and _only_ours(found.stat()):
+            if os.access(found, os.W_OK) and only_ours(found.stat()):
                 return found
     except OSError as error:
         if error.errno in _FULL:
             raise
     found = Path(tempfile.gettempdir()) / f"fleetrun-code-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
-    if not _only_ours(found.lstat()):
+    if not only_ours(found.lstat()):
         raise TreeError(f"{found} belongs to another user, or others can write into it")
     return found
 
@@ -103,11 +78,6 @@ def _cache() -> Path | None:
     return cache if cache.is_absolute() else None
 
 
-def _only_ours(facts: os.stat_result) -> bool:
-    """Return True for a directory into which no other user can write."""
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-
-
 def is_there(trees: Path, digest: str) -> bool:
     """Return True if the tree exists, and each of its files is as it was sent."""
     try:
@@ -117,7 +87,7 @@ def is_there(trees: Path, digest: str) -> bool:
     return all(_facts(trees / digest / name) == found for name, found in facts.items())
 
 
-def _facts(path: Path) -> list[Any] | None:
+def _facts(path: Path) -> list[object] | None:
     try:
         found = path.lstat()
     except OSError:
@@ -201,21 +171,47 @@ def _unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
 
 
 def _extract(archive: IO[bytes], folder: Path, digest: str) -> list[str]:
+    import gzip  # imported late, because a launch inside a scheduler's job loads this module
     import tarfile
+    import zlib
 
-    found, names = Digest(), []
+    names = []
     try:
-        with tarfile.open(fileobj=archive, mode="r|gz") as tar:
-            for member in tar:
-                names.append(_name_of(member.name))
-                _extract_member(tar, member, folder / member.name, found)
-        while archive.read(_PIECE):  # the padding
-            pass
-    except (tarfile.TarError, EOFError) as error:
-        raise TreeError(f"the archive did not arrive whole: {error}") from None
-    if found.text != digest:
+        with gzip.GzipFile(fileobj=archive) as unzipped:
+            source: Any = _Hashed(unzipped)
+            with tarfile.open(fileobj=source, mode="r|") as tar:
+                tar.extraction_filter = lambda member, path: member  # Python 3.11.3 has no own filters
+                for member in tar:
+                    if not (member.isreg() or member.isdir() or member.issym()):
+                        raise TreeError(
+                            f"the archive has {member.name!r}, which is no file, directory or link"
+                        )
+                    names.append(_name_of(member.name))
+                    if not (folder / member.name).resolve().is_relative_to(folder.resolve()):
+                        raise TreeError(f"the archive has {member.name!r} outside the directory")
+                    tar.extract(member, folder)
+            while source.read(_PIECE):  # the padding
+                pass
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TreeError(f"the archive cannot be unpacked: {error}") from None
+    if source.hash.hexdigest() != digest:
         raise TreeError("the content of the archive does not match its digest")
     return names
+
+
+class _Hashed:
+    """An archive whose content goes through the digest as it is read."""
+
+    def __init__(self, file: Any) -> None:
+        from hashlib import blake2b
+
+        self._file = file
+        self.hash = blake2b(digest_size=16)
+
+    def read(self, size: int) -> bytes:
+        piece: bytes = self._file.read(size)
+        self.hash.update(piece)
+        return piece
 
 
 def _name_of(name: str) -> str:
@@ -223,33 +219,6 @@ def _name_of(name: str) -> str:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise TreeError(f"the archive has the name {name!r}")
     return name
-
-
-def _extract_member(tar: Any, member: Any, path: Path, found: Digest) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.parent.resolve() != path.parent:
-        raise TreeError(f"the archive has {member.name!r}, which is below a link")
-    if member.issym():
-        target = os.fsencode(member.linkname)
-        found.add(member.name, "l", len(target))
-        found.update(target)
-        path.symlink_to(member.linkname)
-        return
-    if member.isdir():
-        found.add(member.name, "d", 0)
-        path.mkdir(exist_ok=True)
-        return
-    if not member.isreg():
-        raise TreeError(f"the archive has {member.name!r}, which is neither a file, a folder nor a link")
-    mode = 0o777 if member.mode & 0o100 else 0o666
-    found.add(member.name, "x" if member.mode & 0o100 else "f", member.size)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    source = tar.extractfile(member)
-    with os.fdopen(os.open(path, flags, mode), "wb") as file:
-        while piece := source.read(_PIECE):
-            found.update(piece)
-            file.write(piece)
-    os.utime(path, (member.mtime, member.mtime))
 
 
 def _replace_changed(new: Path, there: Path, names: Sequence[str]) -> None:
@@ -335,18 +304,10 @@ def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str])
     os.execvp(argv[0], list(argv))
 
 
-class _Parts:
-    """Files that together form one stream."""
-
-    def __init__(self, folder: Path) -> None:
-        self._paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-        self._data = b""
-
-    def read(self, size: int) -> bytes:
-        while self._paths and len(self._data) < size:
-            self._data += self._paths.pop(0).read_bytes()
-        piece, self._data = self._data[:size], self._data[size:]
-        return piece
+def _joined(parts: Path) -> IO[bytes]:
+    """Return the archive, whose parts are the files of a directory. It is small enough for ConfigMaps."""
+    files = sorted(path for path in parts.iterdir() if not path.name.startswith("."))
+    return io.BytesIO(b"".join(path.read_bytes() for path in files))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -357,17 +318,15 @@ def main(argv: Sequence[str]) -> int:
             return NOT_HERE
         os.utime(trees / f"{words[0]}.json")  # it stays until the job starts
         return 0
-    if verb == "enter":
-        digest, inside, logs, *command = words
-        enter(trees, digest, inside, logs, command)
     if verb == "start":
-        parts, digest, inside, logs, *command = words
-        unpack(trees, digest, _Parts(Path(parts)))  # type: ignore[arg-type]
+        parts = Path(words.pop(0))
+        unpack(trees, words[0], _joined(parts))
+    if verb in ("enter", "start"):
+        digest, inside, logs, *command = words
         enter(trees, digest, inside, logs, command)
     archive: IO[bytes] = sys.stdin.buffer
     if verb == "unpack64":
         import base64
-        import io
 
         archive = io.BytesIO(base64.b64decode(archive.read()))
     unpack(trees, words[0], archive)
@@ -378,10 +337,10 @@ def _guarded(argv: Sequence[str]) -> int:
     try:
         return main(argv)
     except TreeError as error:
-        said = str(error)
+        text = str(error)
     except OSError as error:
-        said = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-    sys.stderr.write(f"fleetrun: error: {said}\n")
+        text = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    sys.stderr.write(f"fleetrun: error: {text}\n")
     return 1
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Document
+from fleetrun.decoding import read_object
 from fleetrun.envs.contract import Role
 from fleetrun.files import last_bytes, short_socket_path
 from fleetrun.host.interpreter import helper_command
@@ -36,7 +37,7 @@ MOST_GROUPS = 12
 
 def main() -> None:
     asked: Document = json.loads(sys.stdin.readline())
-    targets = [Target.of_json(each) for each in asked["targets"]]
+    targets = [Target(**each) for each in asked["targets"]]
     within = float(asked["within"])
     facts = _Facts(asked["facts"]) if asked.get("facts") else None
     states = ask_ranks(asked["ranks"], min(1.0, within / 2) if targets else within)
@@ -45,10 +46,10 @@ def main() -> None:
     looked = targets if asked["why"] else [each for each in targets if each.title in silent]
     # Without a reason, a log must not change, because its growth counts as activity.
     found = collect(looked, within, find_pyspy(), asks=bool(asked["why"]))
-    told = [completed(state, found.processes) for state in states]
-    if facts is not None and told:
-        told[0]["machine"] = facts.taken()
-    for state in told:
+    finished = [completed(state, found.processes) for state in states]
+    if facts is not None and finished:
+        finished[0]["machine"] = facts.taken()
+    for state in finished:
         sys.stdout.write(json.dumps({"state": state}) + "\n")
     written = write_into_logs(found.processes, str(asked["why"]), time.time()) if asked["why"] else 0
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
@@ -74,8 +75,8 @@ class _Facts:
 
     def taken(self) -> Document | None:
         left = max(0.1, self._began + _FACTS_WITHIN - time.monotonic())
-        with suppress(ValueError, subprocess.TimeoutExpired):
-            return _object(self._doctor.communicate(timeout=left)[0])
+        with suppress(subprocess.TimeoutExpired):
+            return read_object(self._doctor.communicate(timeout=left)[0])
         self._doctor.kill()
         return None
 
@@ -89,32 +90,27 @@ _FACTS_WITHIN = 2.0  # seconds
 def ask_ranks(ranks: Sequence[Document], within: float) -> list[Document]:
     """Add the answer of its probe to each rank, as `probe`.
 
-    None if it does not answer within `within` seconds.
+    Return None if it does not answer within `within` seconds.
     """
     with ThreadPoolExecutor(max(1, len(ranks))) as pool:
-        return list(pool.map(lambda rank: {**rank, "probe": _said(rank, within)}, ranks))
+        return list(pool.map(lambda rank: {**rank, "probe": _probe_answer(rank, within)}, ranks))
 
 
-def _said(rank: Document, within: float) -> Any:
+def _probe_answer(rank: Document, within: float) -> object:
     """Ask the probe of a living process on its socket.
 
     Read the file that a process left at its end, which may have been just now.
     """
     address = Path(str(rank["probe"]))
-    with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as asked:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(within)
         with short_socket_path(address) as short:
             asked.connect(short)
-        return _object(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
+        if (answer := read_object(b"".join(iter(lambda: asked.recv(1 << 16), b"")))) is not None:
+            return answer
     with suppress(OSError, ValueError):
-        return _object(address.with_name(f"{address.name}.last").read_bytes())
+        return read_object(address.with_name(f"{address.name}.last").read_bytes())
     return None
-
-
-def _object(text: bytes) -> Document | None:
-    """Parse an object. None for other text, because the script itself may answer on the socket."""
-    said = json.loads(text)
-    return said if isinstance(said, dict) else None
 
 
 def completed(state: Document, processes: Sequence[Taken]) -> Document:
@@ -123,15 +119,15 @@ def completed(state: Document, processes: Sequence[Taken]) -> Document:
     outside = own.threads[0].frames if own is not None and own.threads else ()
     rows = _rows(outside[:20])
     note = _STOPPED.get(own.state, "") if own is not None else ""
-    said = state["probe"] or {}
+    probe = state["probe"] or {}
     log = state.pop("log", "")
     ending = "" if state["alive"] else _ending(str(log))
-    timeouts = [] if said else nccl_timeouts(ending, time.time())
-    told = {"said": _last_words(ending), "timeouts": timeouts}
-    return {**state, "stack": said.get("stack") or rows, "note": note, **told}
+    timeouts = [] if probe else nccl_timeouts(ending, time.time())
+    facts = {"said": _last_words(ending), "timeouts": timeouts}
+    return {**state, "stack": probe.get("stack") or rows, "note": note, **facts}
 
 
-def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
+def _rows(frames: Sequence[Frame]) -> list[list[object]]:
     """Return rows with the text of each line, if it can be read quickly.
 
     A process may be waiting for the file system that holds its script.
@@ -153,7 +149,7 @@ _readers: list[threading.Thread] = []
 
 
 def _ending(log: str) -> str:
-    """Return the end of the log of the last attempt. Empty if the log cannot be read."""
+    """Return the end of the log of the last attempt. Return "" if the log cannot be read."""
     with suppress(OSError):
         end, _ = last_bytes(Path(log), _TAIL)
         return end.rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
@@ -163,10 +159,10 @@ def _ending(log: str) -> str:
 def _last_words(ending: str) -> str:
     """Return the C++ exception that ended a process, or the last message of torch's watchdog.
 
-    Empty if neither exists.
+    Return "" if neither exists.
     """
-    _, what, said = ending.rpartition("  what():  ")
-    lines = [said.partition("\n")[0]] if what else re.findall(_FATAL, ending)
+    _, what, message = ending.rpartition("  what():  ")
+    lines = [message.partition("\n")[0]] if what else re.findall(_FATAL, ending)
     return str(lines[-1])[:500] if lines else ""
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from fleetrun.aliases import Clock, Environ, Strings
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
 from fleetrun.frozen import frozen, frozen_by_name
@@ -46,27 +46,29 @@ def can_ask(target: Target, pid: int) -> bool:
     )
 
 
-def ask_process(
-    target: Target, pid: int, clock: Clock = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> Threads:  # fmt: skip
+def ask_process(target: Target, pid: int) -> Threads:
     """Ask a process for its stacks, and read them from its log.
 
-    Empty if it does not write them in time. Blocks.
+    The result is empty if it does not write them in time. Blocks.
     """
     log = Path(target.log)
     begin, blocked = _size(log), blocking(pid, STACKS_SIGNAL)
     if begin is None or not _send(target, pid):
         return ()
-    deadline = clock() + _PATIENCE
-    size, since = begin, clock()
-    while clock() < deadline:
+    deadline = time.monotonic() + _PATIENCE
+    size, since = begin, time.monotonic()
+    while time.monotonic() < deadline:
         now = _size(log) or begin
         if now != size:
-            size, since = now, clock()
-        elif size > begin and clock() - since >= _SETTLED and _done(pid, blocked) and _threads(log, begin):
+            size, since = now, time.monotonic()
+        elif (
+            size > begin
+            and time.monotonic() - since >= _SETTLED
+            and _done(pid, blocked)
+            and _threads(log, begin)
+        ):
             break
-        pause(_LOG_PAUSE)
+        time.sleep(_LOG_PAUSE)
     return _threads(log, begin)
 
 
@@ -211,9 +213,9 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
         popen.wait(_UNINTERRUPTIBLE)
 
 
-def _why(said: str) -> str:
-    found = next((why for sign, why in _WHY.items() if sign in said), None)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _why(output: str) -> str:
+    found = next((why for sign, why in _WHY.items() if sign in output), None)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return found or f"py-spy: {lines[0] if lines else 'no word'}"[:_LONGEST]
 
 
@@ -249,7 +251,6 @@ class Means:
     env: Environ
     """Environment of py-spy."""
     deadline: float
-    clock: Clock = time.monotonic
     asks: bool = True
     """Processes that py-spy cannot read may be asked by signal."""
     age: Callable[[int], float | None] = processes.age_of
@@ -257,7 +258,7 @@ class Means:
     @property
     def left(self) -> float:
         """The remaining seconds."""
-        return self.deadline - self.clock()
+        return self.deadline - time.monotonic()
 
 
 def collect(
@@ -300,7 +301,7 @@ def take(target: Target, pid: int, means: Means) -> Taken:
     elif not processes.is_python(pid):
         note = _NO_PYTHON
     elif means.left <= 0:
-        note = "there was no time left for it"
+        note = "the time ran out"
     else:
         threads, note = _look(target, pid, means)
     return Taken(**known, command=command, threads=threads, note="" if threads else note)  # type: ignore[arg-type]
@@ -316,7 +317,7 @@ def _look(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
 
 
 def _once(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
-    note = "py-spy is not there"
+    note = "py-spy is not installed"
     if means.program is not None:
         try:
             threads = dump_pyspy(means.program, pid, means.env, max(0.1, min(_EACH, means.left)))
@@ -324,8 +325,8 @@ def _once(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
         except SpyError as error:
             note = str(error)
     if not (means.asks and can_ask(target, pid)):
-        return (), f"{note}; nor does it write its stacks itself (with --probe on it does)"
-    return _own(ask_process(target, pid)), f"{note}; it was asked to write its stacks to its stderr"
+        return (), f"{note}; and it does not write its own stacks, which needs --probe on"
+    return _own(ask_process(target, pid)), f"{note}; it writes its stacks to its stderr"
 
 
 def _own(threads: Threads) -> Threads:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.frozen import frozen, frozen_by_name
 
@@ -63,13 +62,13 @@ def of_pyspy(text: str) -> Threads:
     return tuple(_thread(each) for each in main_first[:MOST_THREADS])
 
 
-def _thread(said: Fields) -> Thread:
-    frames = said.get("frames")
+def _thread(fields: Fields) -> Thread:
+    frames = fields.get("frames")
     if not isinstance(frames, list) or not all(isinstance(each, dict) for each in frames):
         raise ValueError("a thread without frames")
-    number = said.get("os_thread_id") or said.get("thread_id")
-    unnamed = "MainThread" if number == said.get("pid") else f"thread {number}"
-    name = str(said.get("thread_name") or unnamed)
+    number = fields.get("os_thread_id") or fields.get("thread_id")
+    unnamed = "MainThread" if number == fields.get("pid") else f"thread {number}"
+    name = str(fields.get("thread_name") or unnamed)
     kept = tuple(
         Frame(str(each.get("name")), str(each.get("filename")), _number(each.get("line")))
         for each in frames[:MOST_FRAMES]
@@ -77,8 +76,8 @@ def _thread(said: Fields) -> Thread:
     return Thread(name, kept, len(frames) - len(kept))
 
 
-def _number(said: Any) -> int:
-    return said if isinstance(said, int) else 0
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def of_faulthandler(text: str) -> Threads:
@@ -107,8 +106,8 @@ def place(threads: Threads) -> str:
         return "no Python runs in it"
     inner = frames[0]
     own = next((each for each in frames if not _installed(each.file)), inner)
-    said = _short(inner)
-    return said if own is inner else f"{said}, called from {_short(own)}"
+    text = _short(inner)
+    return text if own is inner else f"{text}, called from {_short(own)}"
 
 
 def _short(frame: Frame) -> str:
@@ -136,17 +135,6 @@ class Target:
     """The value of FLEETRUN_CONTAINER in its environment."""
     node: int | None = None
     """Rank of its node, in a job on several nodes."""
-
-    def as_json(self) -> Document:
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, said: Fields) -> Target:
-        """Read a target from JSON. Raises KeyError, TypeError or ValueError if it is malformed."""
-        words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
-        node = said.get("node")
-        node = None if node is None else int(node)
-        return cls(rank=int(said["rank"]), pid=int(said["pid"]), node=node, **words)
 
 
 @frozen_by_name
@@ -199,8 +187,8 @@ class Group:
     @property
     def where(self) -> str:
         """The place in a few words."""
-        said = place(self.first.threads) if self.first.threads else self.first.note
-        return f"{_STOPPED[self.first.state]}, in {said}" if self.first.state in _STOPPED else said
+        position = place(self.first.threads) if self.first.threads else self.first.note
+        return f"{_STOPPED[self.first.state]}, in {position}" if self.first.state in _STOPPED else position
 
 
 def groups(taken: Sequence[Taken]) -> list[Group]:

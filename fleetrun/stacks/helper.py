@@ -10,14 +10,16 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from fleetrun.aliases import Callback, Document, Strings
+from fleetrun.decoding import WRONG
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
 from fleetrun.files import end_of
+from fleetrun.frozen import frozen
 from fleetrun.host.interpreter import helper_command
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
@@ -27,7 +29,7 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 from fleetrun.probe.lateness import ENOUGH, lateness, straggler
-from fleetrun.probe.states import MALFORMED, RankState, read_state
+from fleetrun.probe.states import RankState, read_state
 from fleetrun.probe.tree import merged
 from fleetrun.probe.verdict import decide, waiting
 from fleetrun.stacks.frames import Target
@@ -51,10 +53,10 @@ Taken = Callable[[Strings, list[State]], None]
 class Taker:
     """Takes stacks for one launch, in a helper process.
 
-    `argv` starts the helper, and `companions` holds its pid while it runs. `why` is printed above the stacks
-    in the logs. If `why` is empty, the logs stay unchanged. `outside`: processes whose probes do not answer
-    are read from outside, which may write their stacks into their logs. `facts`: the state of the first rank
-    includes the facts of this node, as `machine`.
+    `companions` holds the pid of the helper while it runs. `why` is printed above the stacks in the logs. If
+    `why` is empty, the logs stay unchanged. `outside`: processes whose probes do not answer are read from
+    outside, which may write their stacks into their logs. `facts`: the state of the first rank includes the
+    facts of this node, as `machine`.
     """
 
     def __init__(
@@ -62,7 +64,6 @@ class Taker:
         loop: Loop,
         companions: set[int],
         why: str = "",
-        argv: Sequence[str] = (),
         *,
         outside: bool = True,
         facts: bool = False,
@@ -71,7 +72,6 @@ class Taker:
     ) -> None:
         self.outside = outside
         self._facts = facts
-        self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
         self._companions = companions
         self._why = why
@@ -86,11 +86,11 @@ class Taker:
         """
         limit = self._within + self._more
         taking = _Taking(self._loop, self._companions, containers, then, limit)
-        return taking.begin(self._argv, self._request(containers))
+        return taking.begin(helper_command("fleetrun.stacks"), self._request(containers))
 
     def _request(self, containers: Sequence[Container]) -> bytes:
-        said = {
-            "targets": [target_of(each).as_json() for each in containers if self.outside and each.alive],
+        request = {
+            "targets": [asdict(target_of(each)) for each in containers if self.outside and each.alive],
             "ranks": [
                 {
                     **_rank_fields(each),
@@ -103,7 +103,7 @@ class Taker:
             "facts": _facts_asked(containers) if self._facts else None,
             "within": self._within,
         }
-        return json.dumps(said).encode() + b"\n"
+        return json.dumps(request).encode() + b"\n"
 
 
 def _facts_asked(containers: Sequence[Container]) -> Document:
@@ -173,36 +173,36 @@ class _Taking:
                 self._loop,
                 self._companions,
                 argv,
-                heard=self._heard,
+                received=self._received,
                 ended=self._ended,
             )
         except LaunchError as error:
-            why = f"the stacks could not be taken: {error.message}"
+            why = f"cannot take the stacks: {error.message}"
             self._loop.after(0.0, lambda: self._finish((why,)))
         else:
             self._companion.write(request)
         return self._call_off
 
-    def _heard(self, line: bytes) -> None:
+    def _received(self, line: bytes) -> None:
         """Receive a line for each rank, then the line with all places."""
         self._last = line
-        with suppress(*MALFORMED):
+        with suppress(*WRONG):
             state = json.loads(line)["state"]
             self._states[state["title"]] = state
 
     def _ended(self, exit: Exit) -> None:
         """Finish. The last line counts, not the exit code."""
         self._companion = None
-        with suppress(ValueError, TypeError, LookupError):
+        with suppress(*WRONG):
             lines = json.loads(self._last)["stacks"]
             self._finish(tuple(str(line)[:_LONGEST] for line in lines[:_MOST_LINES]))
             return
-        said = self._last.decode("utf-8", "backslashreplace")[:_LONGEST]
-        self._finish((f"the stacks could not be taken: {said or exit}",))
+        text = self._last.decode("utf-8", "backslashreplace")[:_LONGEST]
+        self._finish((f"cannot take the stacks: {text or exit}",))
 
     def _too_long(self) -> None:
         self._kill()
-        self._finish((f"the stacks could not be taken within {self._seconds:g} s",))
+        self._finish((f"cannot take the stacks within {self._seconds:g} s",))
 
     def _finish(self, lines: Strings) -> None:
         self._limit.cancel()
@@ -236,20 +236,20 @@ exactly once, within a few seconds.
 """
 
 
+@frozen
 class Finder:
     """Finds the ranks that a job waits for. One per launch. `others` is None without other nodes."""
 
-    def __init__(self, taker: Taker, others: AskOthers | None, detail: Detail = Detail.OUTSIDE) -> None:
-        self._taker = taker
-        self._others = others
-        self._detail = detail
+    taker: Taker
+    others: AskOthers | None
+    detail: Detail = Detail.OUTSIDE
 
     def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
         """Implement `Take` of `pod.hangs`."""
-        finding = _Finding(then, alone=self._others is None)
-        cancel = finding.begin(self._taker, containers)
-        if self._others is not None:
-            self._others(self._detail, finding.told)
+        finding = _Finding(then, alone=self.others is None)
+        cancel = finding.begin(self.taker, containers)
+        if self.others is not None:
+            self.others(self.detail, finding.handle_answers)
         return cancel
 
 
@@ -276,7 +276,7 @@ class _Finding:
         self._lines, self._states = lines, states
         self._finish()
 
-    def told(self, states: list[State], node: str) -> None:
+    def handle_answers(self, states: list[State], node: str) -> None:
         self._others, self._node = states, node
         self._finish()
 
@@ -285,8 +285,8 @@ class _Finding:
         if self._lines is not None and self._others is not None and self._then is not None:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
-            said = (*here, *self._others)
-            states = _read(said)
+            answers = (*here, *self._others)
+            states = _read(answers)
             late = lateness(states)
             then(
                 Findings(
@@ -296,7 +296,7 @@ class _Finding:
                     waiting(states),
                     late,
                     straggler(states, late),
-                    states=said,
+                    states=answers,
                 )
             )
 
@@ -310,7 +310,7 @@ def _read(states: Sequence[State]) -> list[RankState]:
     arrivals = min(arrivals, max(_FEW, _MOST_ARRIVALS // max(1, len(states))))
     found = []
     for state in states:
-        with suppress(*MALFORMED):
+        with suppress(*WRONG):
             found.append(read_state(_cut(state, frames, calls, arrivals, 0)))
     return found
 
@@ -343,8 +343,8 @@ def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
     `asked`: the time of the request on this node's clock, in seconds since the epoch.
     """
     for enough in _ENOUGH:
-        said = {"asked": asked, "answered": time.time(), "states": [_cut(each, *enough) for each in states]}
-        text = json.dumps(said, separators=(",", ":")).encode()
+        fields = {"asked": asked, "answered": time.time(), "states": [_cut(each, *enough) for each in states]}
+        text = json.dumps(fields, separators=(",", ":")).encode()
         data = zlib.compress(text)
         if len(data) <= most and len(text) <= _LARGEST:
             return data
@@ -368,24 +368,24 @@ def _last_lines(text: str, most: int) -> str:
     return text if len(text) <= most else text[len(text) - most :].partition("\n")[2]
 
 
-def _arrivals(probe: State) -> dict[str, list[Any]]:
+def _arrivals(probe: State) -> dict[str, list[object]]:
     found = probe.get("arrivals")
     return found if isinstance(found, dict) else {}
 
 
-def unpack_states(data: bytes, asked: float, heard: float, node: str) -> list[State]:
+def unpack_states(data: bytes, asked: float, received: float, node: str) -> list[State]:
     """Decode the states of the ranks of `node`. Return an empty list if they are malformed.
 
-    `asked` and `heard` are the times of request and answer on this node's clock. The offset of the other
+    `asked` and `received` are the times of request and answer on this node's clock. The offset of the other
     clock follows as in NTP, which assumes that both directions take equally long.
     """
     try:
         unpacker = zlib.decompressobj()
-        said = json.loads(unpacker.decompress(data, _LARGEST))
-        ahead = (said["asked"] - asked + said["answered"] - heard) / 2
-        unsure = abs(heard - asked - (said["answered"] - said["asked"])) / 2
-        return [{**each, "node": node, "ahead": ahead, "unsure": unsure} for each in said["states"]]
-    except (*MALFORMED, zlib.error, RecursionError):
+        fields = json.loads(unpacker.decompress(data, _LARGEST))
+        ahead = (fields["asked"] - asked + fields["answered"] - received) / 2
+        unsure = abs(received - asked - (fields["answered"] - fields["asked"])) / 2
+        return [{**each, "node": node, "ahead": ahead, "unsure": unsure} for each in fields["states"]]
+    except (*WRONG, zlib.error):
         return []
 
 
@@ -408,17 +408,17 @@ def watch_for_hangs(
     loop: Loop,
     companions: set[int],
     limit: float,
-    tell: Callable[[Findings], None],
+    report: Callable[[Findings], None],
     others: AskOthers | None = None,
 ) -> HangWatch:
     """Watch for hangs.
 
-    `companions` are helper processes of the launcher. `limit` is in seconds of silence. `tell` is passed to
+    `companions` are helper processes of the launcher. `limit` is in seconds of silence. `report` is passed to
     `HangWatch`.
     """
-    why = f"no sign of life for {limit:g} s (--hang_timeout)"
+    why = f"no activity for {limit:g} s (--hang_timeout)"
     taker = Finder(Taker(loop, companions, why), others)
-    return HangWatch(loop, limit, taker.begin, tell, partial(_ask_signs, others))
+    return HangWatch(loop, limit, taker.begin, report, partial(_ask_signs, others))
 
 
 def _ask_signs(others: AskOthers | None, then: Callable[[list[float | None]], None]) -> None:

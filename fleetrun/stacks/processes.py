@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.files import read_file
-from fleetrun.pod.process import children_of
+from fleetrun.pod.process import children_of, with_all_below
 from fleetrun.proc import read_stat
 
 MOST_BELOW = 16
@@ -31,7 +31,7 @@ STATES = {
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of `ps`. Empty if the process does not exist."""
+    """Return the state letter that `ps` shows, or "" if the process does not exist."""
     try:
         return read_stat(pid).state
     except ProcessLookupError:
@@ -39,7 +39,7 @@ def state_of(pid: int) -> str:
 
 
 def age_of(pid: int) -> float | None:
-    """Return the seconds since its start. None if the process does not exist."""
+    """Return the seconds since the process started, or None if it does not exist."""
     with suppress(OSError):
         up = float(Path("/proc/uptime").read_text().split()[0])
         return max(0.0, up - read_stat(pid).started / os.sysconf("SC_CLK_TCK"))
@@ -47,12 +47,12 @@ def age_of(pid: int) -> float | None:
 
 
 def command_of(pid: int) -> str:
-    """Return the kernel's name of the process. Empty if the process does not exist."""
+    """Return the kernel's name of the process, or "" if the process does not exist."""
     return read_file(Path(f"/proc/{pid}/comm"))
 
 
 def is_python(pid: int) -> bool:
-    """Return True if its program is Python."""
+    """Return True if the program of the process is Python."""
     with suppress(OSError):
         return "python" in Path(f"/proc/{pid}/exe").readlink().name
     return False
@@ -71,16 +71,16 @@ def belongs(pid: int, mark: str) -> bool:
 
 def catches(pid: int, number: int) -> bool:
     """Return True if it has a handler for that signal, so that the signal does not end it."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    return _has(number, pid, "SigCgt:")
 
 
 def waits_for(pid: int, number: int) -> bool:
     """Return True if that signal was sent to it and has not reached a handler yet."""
-    return any(mask >> (number - 1) & 1 for _, mask in _masks(pid, "SigPnd:", "ShdPnd:"))
+    return _has(number, pid, "SigPnd:", "ShdPnd:")
+
+
+def _has(number: int, pid: int, *names: str) -> bool:
+    return any(mask >> (number - 1) & 1 for _, mask in _masks(pid, *names))
 
 
 def blocking(pid: int, number: int) -> set[int]:
@@ -103,15 +103,7 @@ def _masks(pid: int, *names: str) -> Iterator[tuple[int, int]]:
 
 def python_below(pid: int) -> list[int]:
     """Return the Python processes below it that work for the script, nearest first."""
-    return [each for each in _below(pid) if is_python(each) and not _helper(each)]
-
-
-def _below(pid: int) -> Iterator[int]:
-    wave, seen = [pid], {pid}
-    while wave:
-        wave = [child for each in wave for child in children_of(each) if child not in seen]
-        seen.update(wave)
-        yield from wave
+    return [each for each in with_all_below(children_of(pid)) if is_python(each) and not _helper(each)]
 
 
 def _helper(pid: int) -> bool:

@@ -6,15 +6,16 @@ disk are ignored.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from fleetrun.aliases import Document, Fields
 from fleetrun.envs.settings.parsing import some
+from fleetrun.files import open_plain
 from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
@@ -94,46 +95,34 @@ def as_json(taken: Taken) -> Document:
         "note": taken.note,
         "below": taken.below,
         **({} if taken.target.node is None else {"node": taken.target.node}),
-        "threads": [
-            {
-                "name": thread.name,
-                "frames": [
-                    {"function": each.function, "file": each.file, "line": each.line}
-                    for each in thread.frames
-                ],
-                "cut": thread.cut,
-            }
-            for thread in taken.threads
-        ],
+        "threads": list(map(asdict, taken.threads)),
     }
 
 
-def of_json(said: Fields, node: int) -> Taken:
+def of_json(fields: Fields, node: int) -> Taken:
     """Read the JSON of `as_json` from another node. Raises the exceptions of malformed JSON."""
-    command, pid = str(said["command"]), int(said["pid"])
+    command, pid = str(fields["command"]), int(fields["pid"])
     target = Target(
-        role=str(said["role"]),
-        rank=int(said["rank"]),
-        title=str(said["title"]).removesuffix(f", its {command}"),
-        pid=0 if said["below"] else pid,
+        role=str(fields["role"]),
+        rank=int(fields["rank"]),
+        title=str(fields["title"]).removesuffix(f", its {command}"),
+        pid=0 if fields["below"] else pid,
         log="",
         mark="",
         node=node,
     )
-    threads = tuple(_thread(each) for each in said["threads"][:MOST_THREADS])
-    state, note = str(said["state"]), str(said["note"])
+    threads = tuple(_thread(each) for each in fields["threads"][:MOST_THREADS])
+    state, note = str(fields["state"]), str(fields["note"])
     return Taken(target=target, pid=pid, command=command, state=state, threads=threads, note=note)
 
 
-def _thread(said: Fields) -> Thread:
-    frames = said["frames"][:MOST_FRAMES]
+def _thread(fields: Fields) -> Thread:
+    frames = fields["frames"][:MOST_FRAMES]
     found = tuple(Frame(str(each["function"]), str(each["file"]), int(each["line"])) for each in frames)
-    return Thread(str(said["name"]), found, int(said["cut"]))
+    return Thread(str(fields["name"]), found, int(fields["cut"]))
 
 
 # ---- Stacks written into the logs of their processes. A log that is not a regular file is left alone
-
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def write_into_logs(taken: Sequence[Taken], why: str, now: float) -> int:
@@ -157,19 +146,11 @@ def _log_text(members: Sequence[Taken], why: str, now: float) -> str:
 
 
 def _append(log: Path, text: str) -> bool:
-    try:
-        fd = os.open(log, _FLAGS)
-    except OSError:
-        return False
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return False
-        begins = not found.st_size or os.pread(fd, 1, found.st_size - 1) == b"\n"
-        data = (text if begins else f"\n{text}").encode("utf-8", "backslashreplace")
-        return os.write(fd, data) == len(data)
-    except OSError:
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    with suppress(OSError):
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+        with os.fdopen(open_plain(log, flags), "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            begins = not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
+            data = (text if begins else f"\n{text}").encode("utf-8", "backslashreplace")
+            return file.write(data) == len(data)
+    return False

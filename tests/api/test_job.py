@@ -176,7 +176,7 @@ def test_an_engine_runs_a_script_on_several_machines(folder, capsys):
         (folder / "job.toml").write_text('scheduler = "ssh"\nips = ["127.0.0.3"]')
         for where in ({"scheduler": "ssh", "ips": ["127.0.0.3"]}, {"config": folder / "job.toml"}):
             job = fleetrun.launch("train.py", scheduler_option=["prot=1"], **where)
-            with pytest.raises(fleetrun.LaunchError, match="runs is known on its machines only"):
+            with pytest.raises(fleetrun.LaunchError, match="runs is available only on its nodes"):
                 job.status()
             with pytest.raises(fleetrun.UsageError, match="prot"):
                 job.wait()

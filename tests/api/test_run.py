@@ -73,7 +73,7 @@ def test_a_function_of_a_module_that_only_the_caller_finds(folder, monkeypatch):
 
     assert fleetrun.run(answer, display="quiet").values == ["only_here"]
     (folder / "lib" / "only_here.py").unlink()
-    with pytest.raises(fleetrun.JobError, match="each process must be able to import it"):
+    with pytest.raises(fleetrun.JobError, match="Each process must be able to import"):
         fleetrun.run(answer, display="quiet")
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_pickled_is_told_before_anything_starts(folder):
     lock = threading.Lock()
     with pytest.raises(fleetrun.UsageError, match="lock") as caught:
         fleetrun.run(lambda: lock)
-    assert "inside it" in str(caught.value.hint)
+    assert "inside the function" in str(caught.value.hint)
     assert nothing_left(folder)
 
 

@@ -33,5 +33,5 @@ def test_the_ratio_is_the_median_of_the_rounds(ddp: ModuleType) -> None:
 
 
 def test_a_run_that_fails_is_told_with_what_it_printed(ddp: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"(?s)torch exited with 2:.*unrecognized"):
+    with pytest.raises(SystemExit, match=r"(?s)torch exited with code 2:.*unrecognized"):
         ddp.run([sys.executable, "-c", "import sys; print('unrecognized'); sys.exit(2)"], "torch", tmp_path)

@@ -68,7 +68,7 @@ def test_whom_they_choose(role, rank, names):
         ("heter", None, "--role heter: this node has no such process"),
         (None, "9", "--rank 9: this node has no such process"),
         (None, "0", "--rank 0: this node has no such process"),
-        ("boss", None, "--role boss: there is no such role"),
+        ("boss", None, "--role boss: this job has no such role"),
         (None, "x", "--rank x: not a list of ranks"),
         (None, "", "--rank : not a list of ranks"),
         (None, "3-1", "--rank 3-1: not a list of ranks"),
@@ -178,6 +178,8 @@ NOW = time.mktime((2026, 11, 22, 7, 30, 0, 0, 0, -1))
         ("2d", 172800),
         ("10m ago", 600),
         ("07:15", 900),
+        ("7:15", 900),
+        ("1.5d", 129600),
         ("07:29:30", 30),
         ("08:00", 86400 - 1800),
         ("2026-11-22 07:00", 1800),
@@ -321,7 +323,7 @@ def test_where_the_job_of_this_folder_has_ended_no_other_is_meant(folder, runs, 
     ran(Path("log"), "night", "aaaaaa", 100, code=0)
     for number in range(others):
         runs("default", "abcde" + "xyz"[number], cwd="/elsewhere")
-    with pytest.raises(NoJobError, match=r"^the job of this folder ended .+ ago$") as error:
+    with pytest.raises(NoJobError, match=r"^the job of this directory ended .+ ago$") as error:
         find_running()
     assert error.value.hint.startswith("`fleetrun report` shows how a job ended.")
     assert error.value.hint.count("default (pod abcde") == others
@@ -391,7 +393,7 @@ def test_what_runs_is_not_past(folder, runs):
 
 @pytest.mark.parametrize("word", [None, "default"])
 def test_no_record_of_it(folder, word):
-    with pytest.raises(NoJobError, match="record in log"):
+    with pytest.raises(NoJobError, match="event log in log"):
         find_ended(word)
 
 
@@ -429,7 +431,7 @@ def test_a_folder_of_logs_narrows_it(folder, runs, tmp_path):
 def test_neither_runs_nor_ran_while_others_run(folder, runs, tmp_path):
     runs("one", "bbbbbb", log_dir=str(tmp_path / "one"))
     with pytest.raises(
-        NoJobError, match="no such job is running here, and no job 'x' has a record in log"
+        NoJobError, match="no such job is running here, and no job 'x' has an event log in log"
     ) as error:
         find_any("x")
     among, where = error.value.hint.splitlines()[1:]
@@ -458,7 +460,9 @@ def test_one_that_has_ended_while_others_run(folder, runs, tmp_path):
 
 
 def test_nothing_anywhere(folder):
-    with pytest.raises(NoJobError, match="no such job is running here, and no job 'x' has a record in log"):
+    with pytest.raises(
+        NoJobError, match="no such job is running here, and no job 'x' has an event log in log"
+    ):
         find_any("x")
 
 

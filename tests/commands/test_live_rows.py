@@ -76,7 +76,7 @@ def test_a_node_that_does_not_answer_keeps_its_processes_and_one_that_left_does_
     silent = {"rank": 1, "title": "h1", "silent": "no answer within 2 s"}
     found.take(status_of("job", "abcdef", nodes=[node(0, container(0, step=7)), silent]), 1.0)
     assert [(each.node, each.host, each.rank) for each in found.all] == [("0", "h0", 0), ("1", "h1", 1)]
-    assert found.all[0].said["step"] == 7
+    assert found.all[0].fields["step"] == 7
     found.take(status_of("job", "abcdef", nodes=[node(0, container(0)), node(1)]), 2.0)
     assert [each.rank for each in found.all] == [0]
 
@@ -109,7 +109,7 @@ def test_what_matters_comes_first(order, names):
     found.take(status_of("job", "abcdef", containers=list(SOME)), 0.0)
     there = [each for each in found.all if each.title in names]
     for each in there:  # the lateness comes from the status of the job
-        each.said["late"] = next(one.get("late") for one in SOME if one["name"] == each.said["name"])
+        each.fields["late"] = next(one.get("late") for one in SOME if one["name"] == each.fields["name"])
     assert [each.title for each in sorted(there, key=ORDERS[order])] == names
 
 
@@ -118,7 +118,7 @@ def test_zero_is_known():
     idle = [{**one, "cpu": 0 if one["role"] == "ps" else None} for one in SOME]
     found.take(status_of("job", "abcdef", containers=idle), 0.0)
     first, *_ = sorted(found.all, key=ORDERS["cpu"])
-    assert first.said["cpu"] == 0
+    assert first.fields["cpu"] == 0
 
 
 @pytest.mark.parametrize(
@@ -202,4 +202,4 @@ def test_a_job_that_does_not_answer_has_not_ended():
     watch = RemoteWatch(Refusing(), "resnet", 1.0)
     assert watch.look() is None
     sentence, _ = end_of(watch.job, {"state": "running"})
-    assert sentence == "resnet is not watched any more, and may still run: it answers 8 other requests"
+    assert sentence == "lost the connection to resnet, which may still run: it answers 8 other requests"

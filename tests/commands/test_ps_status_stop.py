@@ -101,7 +101,7 @@ def test_ps_for_programs(job, capsys):
 
 def test_ps_without_a_job(folder, capsys):
     assert answer("ps", []) == 0
-    assert capsys.readouterr() == ("", "You have no running jobs on this machine.\n")
+    assert capsys.readouterr() == ("", "You have no running jobs on this node.\n")
     answer("ps", ["--json"])
     assert json.loads(capsys.readouterr().out) == []
 

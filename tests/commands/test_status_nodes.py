@@ -124,12 +124,3 @@ def test_for_programs(launcher, capsys):
     assert here["containers"] == status["containers"]
     assert "cpu" in here["containers"][0], "what can be seen from outside"
     assert silent == {"rank": 2, "title": "h2", "this": False, "silent": "no answer within 2 s"}
-
-
-def test_a_launcher_that_is_older_is_shown_as_before(launcher, capsys):
-    launcher.other = None
-    launcher.__class__ = type("Older", (Launcher,), {"__call__": lambda self, question: self.here})
-    assert answer("status", []) == 0
-    names, hint = lines(capsys)[2:4]
-    assert names == "3 nodes: 0 h0, 1 h1 (here), 2 h2"
-    assert "on each node" in hint

@@ -39,5 +39,5 @@ def test_there_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no job\.toml"):
         launch_arguments([], {})
-    with pytest.raises(UsageError, match=r"fleetrun up: there is no job file night\.toml"):
+    with pytest.raises(UsageError, match=r"fleetrun up: the job file night\.toml does not exist"):
         launch_arguments(["night.toml"], {})

@@ -77,7 +77,11 @@ def test_machines_that_meet_and_those_that_met():
     assert lines[2] == "the job runs on 4 other nodes"
     nodes = [{"rank": 0, "title": "h1", "this": False}, {"rank": 1, "title": "h2", "this": True}]
     lines = shown(heading_lines(status_of("job", "abcdef", nodes=nodes), None))
-    assert lines[2] == "2 nodes: 0 h1, 1 h2 (here)"
+    assert [line.split() for line in lines[2:]] == [
+        ["NODE", "HOST", "STATE"],
+        ["0", "h1"],
+        ["1", "h2", "here"],
+    ]
 
 
 def test_a_process_and_what_it_uses():

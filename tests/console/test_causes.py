@@ -52,7 +52,7 @@ REAL = {
     "import pkg_resources": "setuptools<81",
     "import paddle": "fleetrun help paddle",
     "raise ModuleNotFoundError(\"No module named 'llvmlite'\")": "'fleetrun[ps]'",
-    "breakpoint()": "remote_pdb",
+    "breakpoint()": "fleetrun debug",
     "import pickle; pickle.loads(b'')": "cut short",
     "import pickle; pickle.dumps(lambda: 0)": "lambdas",
     SPAWNED: "__main__",

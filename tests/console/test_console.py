@@ -198,13 +198,22 @@ def test_a_reader_that_is_slow_delays_nobody(pipe, loop):
     assert received == [MORE_THAN_A_PIPE]
 
 
-def test_without_a_loop_draining_writes_the_rest(pipe):
+@pytest.fixture
+def never():
+    """A descriptor that never becomes readable."""
+    read, write = os.pipe()
+    yield read
+    os.close(read)
+    os.close(write)
+
+
+def test_without_a_loop_draining_writes_the_rest(pipe, never):
     sink = Sink(pipe["write"])
     sink.write(MORE_THAN_A_PIPE)
     received = []
     reader = threading.Thread(target=lambda: received.append(read_all(pipe["read"], len(MORE_THAN_A_PIPE))))
     reader.start()
-    sink.drain()
+    sink.drain(never)
     reader.join(60.0)
     assert received == [MORE_THAN_A_PIPE]
 
@@ -227,7 +236,7 @@ def test_draining_can_be_interrupted(pipe):
     os.close(told)
 
 
-def test_a_reader_that_has_gone_is_written_to_no_more(pipe, loop):
+def test_a_reader_that_has_gone_is_written_to_no_more(pipe, loop, never):
     sink = Sink(pipe["write"])
     os.close(pipe["read"])
     pipe["read"] = None
@@ -235,7 +244,7 @@ def test_a_reader_that_has_gone_is_written_to_no_more(pipe, loop):
     assert sink.closed
     sink.write(b"y\n")
     assert sink.room
-    sink.drain()
+    sink.drain(never)
 
 
 def test_a_reader_that_goes_while_something_waits(pipe, loop):
@@ -270,12 +279,12 @@ def test_a_file_gets_everything_at_once(tmp_path):
     assert path.read_bytes() == b"before\n" + MORE_THAN_A_PIPE
 
 
-def test_a_full_disk_loses_output_and_no_more(loop):
+def test_a_full_disk_loses_output_and_no_more(loop, never):
     with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
         sink = Sink(full.fileno())
         sink.attach(loop, loop.stop)
         sink.write(b"lost\n")
-        sink.drain()
+        sink.drain(never)
         assert not sink.closed
         assert sink.room
 

@@ -39,13 +39,13 @@ def spec():
 
 
 def test_json_is_the_document(spec):
-    text = dry_run.plan_as_json(spec, ENVIRON)
-    assert json.loads(text) == dry_run.plan_document(spec, ENVIRON)
+    text = dry_run.plan_as_json(spec, ENVIRON, "")
+    assert json.loads(text) == dry_run.plan_document(spec, ENVIRON, "")
     assert "日志" in text
 
 
 def test_the_document(spec):
-    document = dry_run.plan_document(spec, ENVIRON)
+    document = dry_run.plan_document(spec, ENVIRON, "")
     (container,) = document.pop("containers")
     assert document == {
         "job": "default",
@@ -72,13 +72,13 @@ def test_the_document(spec):
     "show", [dry_run.plan_as_json, lambda *given: "\n".join(dry_run.plan_as_text(*given))]
 )
 def test_no_secret_is_shown(spec, show):
-    text = show(spec, {})
+    text = show(spec, {}, "")
     assert "s3cr3t" not in text
     assert "other" not in text
 
 
 def test_the_text_can_be_pasted_into_a_shell(spec):
-    lines = dry_run.plan_as_text(spec, ENVIRON)
+    lines = dry_run.plan_as_text(spec, ENVIRON, "")
     assert lines[0] == "job default, mode collective: 1 process; nothing was started"
     assert "before each start: make data" in lines
     assert "  command  python train.py --name 'two words'" in lines

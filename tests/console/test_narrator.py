@@ -24,11 +24,12 @@ from fleetrun.console.narrator import (
     hang_places,
     hang_report,
 )
-from fleetrun.console.text import MASK, Tail, columns, format_bytes, parse_tail
+from fleetrun.console.text import MASK, Tail, columns, parse_tail
 from fleetrun.envs import channels
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.parsing import byte_size
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.envs.settings.show import banner as rows
 from fleetrun.pod.container import Ended
@@ -172,18 +173,11 @@ def test_a_table_for_the_first_of_each_role(spec):
     ]
     text = "\n".join(lines)
     assert "PADDLE_TRAINER_ID" in text
-    assert text.count("Distributed Envs") == 2
     assert "HOME" not in text, "only what the launcher sets"
     assert MASK in text
 
 
-def test_the_tables_have_straight_edges(spec):
-    table = [line for line in narrator.environment_tables(spec) if line.startswith("    ")]
-    assert {len(line) for line in table} == {4 + 89}
-    assert table[0] == "    +" + "=" * 87 + "+"
-
-
-def test_a_long_value_shows_its_end(spec):
+def test_a_long_value_shows_its_start(spec):
     endpoints = ",".join(f"127.0.0.1:{port}" for port in range(6000, 6064))
     env = {"PADDLE_TRAINER_ENDPOINTS": endpoints}
     long = PodSpec(
@@ -194,9 +188,7 @@ def test_a_long_value_shows_its_end(spec):
         containers=(container(Role.TRAINER, 0, **env),),
     )
     (row,) = [line for line in narrator.environment_tables(long) if "PADDLE_TRAINER_ENDPOINTS" in line]
-    assert "... " in row
-    assert row.rstrip(" |").endswith("127.0.0.1:6063")
-    assert len(row) == 93
+    assert row == f"    PADDLE_TRAINER_ENDPOINTS={endpoints[:37]}..."
 
 
 # ---- What a person reads of a hang.
@@ -229,7 +221,7 @@ def test_it_fits_a_terminal(width: int):
 
 
 def test_without_stacks_it_says_so():
-    assert hang_places(hang(), 80) == ["  Where its processes are is not known."]
+    assert hang_places(hang(), 80) == ["  The places of the processes are unknown."]
 
 
 def test_nothing_that_a_terminal_obeys_comes_through():
@@ -286,7 +278,9 @@ NOTHING = Tail(())
 
 
 def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
-    return format_failure(JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full)
+    return format_failure(
+        JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full, hints=()
+    )
 
 
 # ---- one failure in few words
@@ -320,7 +314,7 @@ def test_headline(ended, changes, words):
 def test_a_sigkill_of_unknown_origin(ended):
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     killed = ended(code=-9, peak_memory=memory // 2)
-    peak = f"peak memory {format_bytes(memory // 2)}"
+    peak = f"peak memory {byte_size(memory // 2)}"
     lines = "\n".join(lines_of(killed))
     assert peak in lines
     assert "Hint: fleetrun did not send this SIGKILL. Probably memory ran out" in lines
@@ -461,7 +455,7 @@ def test_torchs_watchdog_is_quoted_and_its_calls_in_cpp_are_not(ended):
     assert lines[-1] == f"trainer 1 was killed by SIGABRT: {said}"
     assert f"  {aborted}" in lines
     assert not any("frame #" in line or "most recent call first" in line for line in lines)
-    assert any("`fleetrun why` names that rank" in line for line in lines)
+    assert any("`fleetrun why` names this rank" in line for line in lines)
 
 
 def test_what_only_looks_like_calls_in_cpp_is_shown(ended):
@@ -520,7 +514,7 @@ def test_what_a_process_wrote_does_nothing_to_the_terminal(ended):
 
 
 def test_silence(ended):
-    assert "It printed nothing." in lines_of(ended())
+    assert "The process printed nothing." in lines_of(ended())
 
 
 def test_chinese(ended):
@@ -668,7 +662,7 @@ def test_the_report_of_a_usual_failure_fits_an_old_terminal_with_its_cause_at_th
          "trainer 1 exited with code 3: ValueError: bad input at train.py:7"),
         ({"code": 1}, Tail((), TRACEBACK), "trainer 1: ValueError: bad input at train.py:7"),
         ({"code": -9, "peak_memory": 3 << 30}, Tail((), TRACEBACK),
-         "trainer 1 was killed by SIGKILL, perhaps out of memory, peak memory 3.0 GiB"),
+         "trainer 1 was killed by SIGKILL, perhaps out of memory, peak memory 3 GiB"),
         ({"code": -11}, NOTHING, "trainer 1 was killed by SIGSEGV"),
         ({"code": 1}, Tail((), (*TRACEBACK[:-1], "ValueError: " + "x " * 999)),
          "trainer 1: ValueError: " + "x " * 60 + "  ... at train.py:7"),

@@ -32,9 +32,11 @@ class Voice:
             wall=lambda: 5.0,
             journal=SimpleNamespace(write=self._write),
             status=self.state,
+            spec=None,
         )
         victims = SimpleNamespace(blame_another_node=lambda: None)
-        self.nodes = Nodes(session, victims, facts)  # type: ignore[arg-type]
+        runner = SimpleNamespace(victims=victims)
+        self.nodes = Nodes(session, runner, facts)  # type: ignore[arg-type]
         self.nodes._width = width
 
     def _write(self, event: str, **fields: object) -> None:
@@ -91,7 +93,7 @@ def test_waiting(said, note, line):
 def test_a_spare_waits(said):
     made = Voice(said)
     made.nodes.handle(Waiting(present=2, fewest=2, most=2, spare=True))
-    assert made.err.endswith(" the job runs on 2 nodes; this node is a spare, and waits\n")
+    assert made.err.endswith(" the job runs on 2 nodes; this node waits as a spare\n")
 
 
 def test_what_runs_on_this_node_is_told_when_all_have_come_and_once(said):

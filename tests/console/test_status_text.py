@@ -12,12 +12,12 @@ from fleetrun.console.status_text import (
     status_row,
 )
 from fleetrun.console.text import columns, cut
-from fleetrun.control.server import JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
 from tests.support.record_lines import line, met, set_pod, waits
+from tests.support.status import job_status
 
 # ---- From the answer to `status` to the fields of the status line.
 
@@ -42,13 +42,13 @@ def status(**more):
 
 def test_a_launch_that_has_no_pod_yet(tmp_path):
     """The keys are those that the status answers with."""
-    status = JobStatus(clock=iter([5.0, 7.5, 7.5]).__next__)
+    status = job_status(clock=iter([5.0, 7.5, 7.5]).__next__)
     facts = status_fields(status.fields())
     assert (facts.elapsed, facts.up, facts.state, facts.activity) == (2.5, (), "", None)
 
 
 def test_a_pod_of_which_nothing_runs(tmp_path):
-    status = JobStatus()
+    status = job_status()
     specs = [spec_of(tmp_path, "true", Role.SERVER, 0), spec_of(tmp_path, "true", Role.TRAINER, 0)]
     spec = PodSpec(name="x", job_id="x", mode=Mode.PS, containers=tuple(specs), log_dir=tmp_path)
     set_pod(status, Pod(spec), 2)
@@ -58,7 +58,7 @@ def test_a_pod_of_which_nothing_runs(tmp_path):
 
 
 def test_waiting_for_machines(tmp_path):
-    status = JobStatus()
+    status = job_status()
     waits(status, 3, 4, ["10.0.0.7"])
     assert status_fields(status.fields()).activity == CurrentActivity("3 of 4 nodes, waiting for 10.0.0.7")
     waits(status, 1, 4, ["a", "b", "c"])
@@ -69,7 +69,7 @@ def test_waiting_for_machines(tmp_path):
 
 def test_what_is_waited_for_has_an_end(tmp_path):
     now = [5.0]
-    status = JobStatus(clock=lambda: now[0])
+    status = job_status(clock=lambda: now[0])
 
     def told():
         return activity_text(status_fields(status.fields()).activity)
@@ -100,7 +100,7 @@ def test_a_stop_tells_for_which_processes_it_waits():
 
 def test_since_when_processes_are_asked_to_end(tmp_path):
     now = [5.0]
-    status = JobStatus(clock=lambda: now[0])
+    status = job_status(clock=lambda: now[0])
     assert status.stopping_for() is None
     line(status, "node", why="a node is lost", restart=False)
     now[0] = 8.0
@@ -113,14 +113,14 @@ def test_silence_is_told_where_nothing_explains_it():
     assert status_row(status_fields(running, silent_for=19.9), 80) == "0:00:01 | trainers 1/1 | step 4"
     silent = status_fields(running, silent_for=24.4)
     assert status_row(silent, 80) == (
-        "0:00:01 | trainers 1/1 | step 4 | no sign of life for 24 s: fleetrun stacks"
+        "0:00:01 | trainers 1/1 | step 4 | no activity for 24 s: fleetrun stacks"
     )
     why = status_fields(running, silent_for=68.0, waits_for="not entered: trainer 1, fleetrun why")
-    assert status_row(why, 80).endswith("no sign of life for 1m08s: not entered: trainer 1, fleetrun why")
-    assert status_row(silent, 60) == "0:00:01 | step 4 | no sign of life for 24 s: fleetrun stacks"
+    assert status_row(why, 80).endswith("no activity for 1m08s: not entered: trainer 1, fleetrun why")
+    assert status_row(silent, 60) == "0:00:01 | step 4 | no activity for 24 s: fleetrun stacks"
     assert "for 2m05s:" in status_row(status_fields(running, silent_for=125.0), 80)
     saving = status(containers=[{"activity": {"what": "saving", "done": None, "of": None}}])
-    assert "no sign" not in status_row(status_fields(saving, silent_for=60.0), 80)
+    assert "no activity" not in status_row(status_fields(saving, silent_for=60.0), 80)
 
 
 def test_what_takes_long():

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from fleetrun.control.client import (
-    Gone,
     NoAnswer,
+    NoLauncher,
     Question,
     Watched,
     ask,
@@ -43,15 +43,15 @@ def listening(path: Path) -> socket.socket:
 
 
 def test_nobody_there(tmp_path):
-    with pytest.raises(Gone):
+    with pytest.raises(NoLauncher):
         ask(tmp_path / "abcdef.sock", {}, 60)
-    with pytest.raises(Gone):
+    with pytest.raises(NoLauncher):
         ask(tmp_path / "folder" / "abcdef.sock", {}, 60)
 
 
 def test_nobody_there_any_more(tmp_path):
     listening(tmp_path / "abcdef.sock").close()
-    with pytest.raises(Gone):
+    with pytest.raises(NoLauncher):
         ask(tmp_path / "abcdef.sock", {}, 60)
 
 
@@ -66,7 +66,7 @@ def test_one_that_does_not_answer_has_a_pid(tmp_path):
         with pytest.raises(NoAnswer, match="busy or stopped") as silence:
             ask(tmp_path / "abcdef.sock", {}, 0.01)
         assert silence.value.pid == os.getpid()
-        assert not isinstance(silence.value, Gone)
+        assert not isinstance(silence.value, NoLauncher)
 
 
 def test_one_with_a_full_backlog_is_busy(tmp_path):
@@ -102,7 +102,7 @@ def test_one_that_ends_before_its_answer_is_gone(tmp_path, said):
         caller.sendall(said)
         caller.recv(1000)
         caller.close()
-        with pytest.raises(Gone):
+        with pytest.raises(NoLauncher):
             question.answer()
 
 
@@ -142,9 +142,9 @@ def test_several_are_asked_at_once_and_keep_their_order(tmp_path):
     with serving(names[0], lambda _: {"n": 0}), serving(names[2], last):
         answers = ask_all([*names, tmp_path / "dddddd.sock"], {}, 60)
     assert answers[0] == {"n": 0}
-    assert isinstance(answers[1], Gone)
+    assert isinstance(answers[1], NoLauncher)
     assert answers[2] == {"n": 2}
-    assert isinstance(answers[3], Gone)
+    assert isinstance(answers[3], NoLauncher)
 
 
 def test_the_question_is_one_line(tmp_path):

@@ -3,9 +3,11 @@
 import pytest
 
 from fleetrun.control.node_status import MANY, unpack
-from fleetrun.control.server import Control, JobStatus
+from fleetrun.control.server import Control
+from fleetrun.elastic.ask import Answer
 from fleetrun.pod.loop import Loop
 from tests.support.record_lines import line, met
+from tests.support.status import job_status
 
 
 class Others:
@@ -16,17 +18,17 @@ class Others:
     def __init__(self):
         self.asked = []
 
-    def ask(self, rank, brief, then):
-        self.asked.append((rank, brief))
+    def ask(self, verb, options, then, rank):
+        self.asked.append((verb, options, rank))
         self.then = then
 
 
 @pytest.fixture
 def control():
     loop = Loop()
-    status, others = JobStatus(clock=lambda: 5.0), Others()  # two answers have one time
+    status, others = job_status(clock=lambda: 5.0), Others()  # two answers have one time
     line(status, "launch", job="job", pod="abcdef", pid=1, log_dir="/logs")
-    made = Control(loop, status, print, print, print, others)
+    made = Control(loop, status, print, print, print, others, print)
     made.status, made.others, made.loop = status, others, loop
     yield made
     loop.close()
@@ -47,7 +49,7 @@ def test_others_are_asked_only_when_somebody_wants_to_know(control):
     assert control.answer({"ask": "status"}) == control.status.fields()
     assert control.answer({"ask": "status", "everywhere": 1}) == control.status.fields()
     assert control.others.asked == []
-    alone = Control(control.loop, control.status, print, print, print)
+    alone = Control(control.loop, control.status, print, print, print, None, print)
     assert alone.answer({"ask": "status", "everywhere": True}) == control.status.fields(), "it has none"
 
 
@@ -56,7 +58,7 @@ def test_the_answer_comes_when_they_have_answered(control):
     said = ask(control)
     assert said == []
     meet(control, 4)
-    control.others.then({1: b"x", 2: None})
+    control.others.then({1: Answer(b"x", 0.0, 0.1), 2: None})
     first, second, third, new = said[0]["nodes"]
     assert second == {"rank": 1, "title": "h1", "this": False, "packed": "eA=="}
     assert third["silent"] == "no answer within 2 s"
@@ -79,7 +81,8 @@ def test_the_answer_comes_when_they_have_answered(control):
 def test_of_many_machines_it_wants_to_know_less(control, count, more, asked):
     meet(control, count)
     ask(control, **more)
-    assert control.others.asked == [asked]
+    rank, brief = asked
+    assert control.others.asked == [("state", {"brief": brief}, rank)]
 
 
 def test_what_it_tells_another(control):

@@ -159,7 +159,7 @@ def test_who_asks_sees_each_machine():
         status["containers"],
     )
     assert silent == {"rank": 2, "title": "h2", "this": False, "silent": "no answer within 2 s"}
-    assert strange["silent"] == "it says what this fleetrun does not understand"
+    assert strange["silent"] == "this fleetrun does not understand its answer"
 
 
 def test_who_was_not_asked_says_nothing():

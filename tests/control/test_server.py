@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.client import Gone, ask
+from fleetrun.control.client import NoLauncher, ask
 from fleetrun.control.server import LONGEST, MOST, Control, JobStatus, Server, may_ask
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Activity, Report
@@ -88,11 +88,11 @@ def test_a_question_may_come_in_pieces(path):
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        (b"status\n", "one line of JSON"),
-        (b"\xff\xfe\x00\n", "one line of JSON"),
-        (b"[" * 40_000 + b"\n", "one line of JSON"),
+        (b"status\n", "JSON object"),
+        (b"\xff\xfe\x00\n", "JSON object"),
+        (b"[" * 40_000 + b"\n", "JSON object"),
         (b"[1]\n", "a JSON object"),
-        (b"\n", "one line of JSON"),
+        (b"\n", "JSON object"),
         (b"x" * (LONGEST + 1), f"at most {LONGEST} bytes"),
     ],
 )
@@ -173,7 +173,7 @@ def test_who_does_not_read_a_long_answer_keeps_nobody_waiting(tmp_path):
 
 def test_a_path_may_be_longer_than_an_address(tmp_path):
     deep = tmp_path.joinpath(*["long" * 12] * 6)
-    deep.mkdir(parents=True)
+    deep.mkdir(mode=0o700, parents=True)
     with serving(deep / "abcdef.sock", lambda _: {"deep": True}) as server:
         assert len(str(server.path)) > 300
         assert ask(server.path, {}, 60) == {"deep": True}
@@ -184,7 +184,7 @@ def test_it_takes_its_socket_away_and_may_be_closed_twice(tmp_path):
         assert list(tmp_path.iterdir()) == [server.path]
     assert list(tmp_path.iterdir()) == []
     server.close()
-    with pytest.raises(Gone):
+    with pytest.raises(NoLauncher):
         ask(server.path, {}, 60)
 
 
@@ -511,7 +511,9 @@ def control(status):
         restarted.append((name, command))
         return "" if name == "trainer.0" else "it does not run"
 
-    made = Control(loop, status, lambda command, now: got.append((command, now)), restart, said.append)
+    made = Control(
+        loop, status, lambda command, now: got.append((command, now)), restart, said.append, None, print
+    )
     made.said, made.got, made.loop, made.restarted = said, got, loop, restarted  # type: ignore[attr-defined]
     yield made
     made.close()
@@ -521,7 +523,7 @@ def control(status):
 def test_a_socket_that_a_cleaner_of_old_files_took_is_made_again(status, tmp_path):
     now = [0.0]
     loop = Loop(lambda: now[0])
-    made = Control(loop, status, print, print, print)
+    made = Control(loop, status, print, print, print, None, print)
     renewed: list[float] = []
     made.open(tmp_path / "run", [lambda: renewed.append(now[0])])
     path = control_socket(tmp_path / "run", status.launch["pod"])

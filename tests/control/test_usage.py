@@ -28,6 +28,13 @@ NOW = {
 }
 
 
+def observer(monkeypatch, look, gpus, times):
+    monkeypatch.setattr("fleetrun.control.usage.snapshot", look)
+    monkeypatch.setattr("fleetrun.control.usage.devices", gpus)
+    monkeypatch.setattr("fleetrun.control.usage.time", SimpleNamespace(monotonic=iter(times).__next__))
+    return Observer()
+
+
 @pytest.mark.parametrize(
     ("pid", "pids"), [(10, [10, 11, 12]), (12, [12]), (20, [20]), (99, [])],
 )  # fmt: skip
@@ -158,8 +165,9 @@ def test_gpus_are_read():
         ("GPU-0", 40.0, 4096),  # CUDA takes the beginning of a name too
     ],
 )
-def test_a_process_has_the_gpus_it_was_given(gpus, use, taken):
-    watch = Observer(lambda: NOW, lambda: devices(nvml), iter([1.0, 2.0]).__next__)
+def test_a_process_has_the_gpus_it_was_given(monkeypatch, gpus, use, taken):
+    found = devices(nvml)
+    watch = observer(monkeypatch, lambda: NOW, lambda: found, [1.0, 2.0])
     status = watch.complete({"containers": [{"name": "trainer.0", "pid": 10, "gpus": gpus}]})
     (one,) = status["containers"]
     assert (one["gpu"], one["gpu_memory"]) == (use, taken)
@@ -167,14 +175,14 @@ def test_a_process_has_the_gpus_it_was_given(gpus, use, taken):
 
 
 @pytest.mark.parametrize("containers", [None, 7, [None, 3], [{"pid": "x", "log": 5}], [{}]])
-def test_an_answer_of_another_form_is_completed_all_the_same(containers):
-    watch = Observer(lambda: NOW, dict, iter([1.0, 2.0]).__next__)
+def test_an_answer_of_another_form_is_completed_all_the_same(monkeypatch, containers):
+    watch = observer(monkeypatch, lambda: NOW, dict, [1.0, 2.0])
     status = watch.complete({"containers": containers})
     assert all(each["cpu"] is None and each["last_line"] == "" for each in status["containers"])
 
 
-def test_each_look_is_compared_with_the_one_before():
+def test_each_look_is_compared_with_the_one_before(monkeypatch):
     looks = [{10: Taken(1, 100, seconds, 0)} for seconds in (1.0, 2.0, 2.5)]
-    watch = Observer(iter(looks).__next__, dict, iter([0.0, 1.0, 2.0]).__next__)
+    watch = observer(monkeypatch, iter(looks).__next__, dict, [0.0, 1.0, 2.0])
     status = {"containers": [{"pid": 10}]}
     assert [watch.complete(status)["containers"][0]["cpu"] for _ in range(2)] == [100.0, 50.0]

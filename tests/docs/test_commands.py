@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("train.py", "evaluate.py"):
         (tmp_path / name).write_text(f"#!{sys.executable}\n{_TRAIN}")
         (tmp_path / name).chmod(0o755)
-    for name in ("trainers", "bench"):
+    for name in ("trainers", "bench", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     return tmp_path

@@ -18,7 +18,7 @@ EXAMPLES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 def settings_of(example, folder):
     path = folder / "job.toml"
     path.write_text(example)
-    return resolve(read([]), {}, file=load_job_file(str(path), {})).settings
+    return resolve(read([]), {}, file=load_job_file(str(path), {}, "--config")).settings
 
 
 def test_the_first_example_is_a_job_file(tmp_path):
@@ -45,6 +45,6 @@ def test_the_mistake_that_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text("\n\nnproc_per_nod = 2")
     with pytest.raises(UsageError) as caught:
-        load_job_file("job.toml", {})
+        load_job_file("job.toml", {}, "--config")
     assert f"fleetrun: error: {caught.value.message}" in PAGE
     assert f"\n      {caught.value.hint}\n" in PAGE

@@ -57,7 +57,7 @@ def test_packages_that_differ_are_told_as_a_launch_tells_them() -> None:
     one, other = (replace(card, software=packed(Software("3", {"a": card.id}))) for card in (ONE, OTHER))
     (finding,) = (each for each in judge_group.versions([one, other]) if each.check == "packages")
     assert finding.verdict is WARN
-    assert finding.found == "1 package differs: a is b on h2 (10.0.0.2), a on the others"
+    assert finding.found == "1 package differs: a is b on h2 (10.0.0.2), a elsewhere"
     assert bad(judge_group.versions([one, one])) == {}
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from fleetrun.decoding import BadRecordError
 from fleetrun.doctor import node_records as cards
-from fleetrun.doctor.facts import failed, passed, warned
-from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
+from fleetrun.doctor.facts import Link, failed, passed, warned
+from fleetrun.doctor.node_records import NodeRecord
 
 CARD = NodeRecord(
     id="a", name="h1", address="10.0.0.1", rank=0, port=5000, ticket="secret", kinds=("H100", "H100"),
@@ -45,27 +46,27 @@ def test_much_text_is_cut() -> None:
 )  # fmt: skip
 def test_a_card_with_a_wrong_field(change: dict[str, object]) -> None:
     row = json.loads(cards.pack(CARD)) | change
-    with pytest.raises(BadNodeRecordError):
+    with pytest.raises(BadRecordError):
         cards.unpack(json.dumps(row).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"1", b"\xff", b"[" * 100_000, b" " * (2 << 20)])
 def test_no_card_at_all(data: bytes) -> None:
     for read in (cards.unpack, cards.unpack_links):
-        with pytest.raises(BadNodeRecordError):
+        with pytest.raises(BadRecordError):
             read(data)
     if data != b"[]":
-        with pytest.raises(BadNodeRecordError):
+        with pytest.raises(BadRecordError):
             cards.unpack_members(data)
 
 
-@pytest.mark.parametrize("text", ['{"b": 1}', '{"b": {"error": ""}}', '["b"]'])
+@pytest.mark.parametrize("text", ['{"b": 1}', '{"b": {"error": 1}}', '["b"]'])
 def test_links_that_are_none(text: str) -> None:
-    with pytest.raises(BadNodeRecordError):
+    with pytest.raises(BadRecordError):
         cards.unpack_links(text.encode())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_are_none(number: float) -> None:
-    with pytest.raises(BadNodeRecordError):
+    with pytest.raises(BadRecordError):
         cards.unpack_links(cards.pack_links({"b": Link(round_trip=number)}))

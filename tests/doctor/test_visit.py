@@ -12,15 +12,14 @@ from fleetrun.envs.settings.parsing import byte_size
 
 SECTIONS = [
     Section("h1 (10.0.0.1)", (passed("python", "3.11.7"), warned("/dev/shm", "64 MiB " * 12, "mend " * 20))),
-    Section("All machines", (failed("runtime folder", "主机" * 30, "Say\x1b[31m so"),)),
+    Section("All nodes", (failed("runtime folder", "主机" * 30, "Say\x1b[31m so"),)),
 ]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     lines = visit.findings_table(SECTIONS, width, colour=False)
-    wide = [line for line in lines if columns(line) >= width and "主" not in line]  # a word stays whole
-    assert wide == []
+    assert [line for line in lines if columns(line) >= width] == []
 
 
 def test_in_a_pipe_lines_are_whole() -> None:
@@ -39,7 +38,7 @@ def test_nothing_does_anything_to_the_terminal() -> None:
 
 def test_a_good_end() -> None:
     lines = visit.findings_table([Section("h1", (passed("python", "3.11.7"),))], 80, colour=False)
-    assert lines[-1].startswith("1 passed, 0 warnings, 0 failed: nothing was found")
+    assert lines[-1].startswith("1 passed, 0 warnings, 0 failed: no check found")
 
 
 def test_the_document() -> None:

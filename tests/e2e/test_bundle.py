@@ -65,7 +65,7 @@ def test_a_job_that_has_failed(fleetrun: Fleetrun):
     assert json.loads(found["report.json"])["code"] == 1
     assert "bad batch" in found["trainer.1.log"]
     assert "trainer.0.log: " in found["missing.txt"]
-    assert "not in it: logs/" in done.said
+    assert "missing in the file: logs/" in done.said
     assert "why.json" not in found
     for words, noun in (
         (("-o", "x.zip"), ".tar.gz"),

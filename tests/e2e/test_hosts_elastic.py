@@ -94,7 +94,7 @@ def test_too_few_are_left(three: Nodes):
     os.kill(launches[1].popen.pid, signal.SIGKILL)
     launches[1].wait()
     assert launches[0].wait() == 124, launches[0]
-    assert "1 of 2 nodes met again" in launches[0].said
+    assert "1 of 2 nodes joined again" in launches[0].said
     assert three.title(1) in launches[0].said
 
 
@@ -138,12 +138,12 @@ def test_a_host_that_loses_packets_is_left_out_before_the_start(five: Nodes, bad
     five.hosts[bad].lossy(20)
     words = ("--spares", "1", "--check", "fast")
     launches = [five.start(number, "--rank", str(number), *words, nnodes="4") for number in range(4)]
-    launches[0].until_err("checking this machine and the way to")
+    launches[0].until_err("checking this node and the link to")
     launches.append(five.start(4, *words, nnodes="4"))
     assert launches[bad].wait() == 123
     assert re.search(
-        rf"{re.escape(five.title(bad))} is left out of this job after 2 faults: check 1 of 2: "
-        "(the way to its partner|it did not answer)",
+        rf"{re.escape(five.title(bad))} is excluded from this job after 2 faults: check 1 of 2: "
+        "(the link to its partner|the node did not answer)",
         launches[bad].said,
     )
     others = [each for number, each in enumerate(launches) if number != bad]

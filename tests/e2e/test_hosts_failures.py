@@ -148,7 +148,7 @@ def test_a_launcher_is_killed(three: Nodes, half: str):
     for launch in launches[:2]:
         assert f"node 2, {three.title(2)}" in launch.said, launch
         assert ("its launcher has ended" in launch.said) == (half == "launcher"), launch
-        assert "was not heard of" not in launch.said, launch
+        assert "sent no heartbeat" not in launch.said, launch
 
 
 @pytest.mark.parametrize("half", ["guard", "launcher"])

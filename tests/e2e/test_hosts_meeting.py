@@ -185,7 +185,7 @@ def test_a_secret(three: Nodes):
     for env in (wrong, {}):
         stranger = three.start(1, nnodes="2", env=env)
         assert stranger.wait() == 125, stranger
-        assert "secret" in stranger.said
+        assert "token" in stranger.said
         assert "24 letters" not in stranger.err
     other = three.start(2, nnodes="2", env=right)
     ready([first, other])
@@ -211,7 +211,7 @@ def test_the_name_of_the_first_node_gets_its_address_late(three: Nodes, rank: tu
     three.script(WORK)
     late: dict[str, Any] = {"nnodes": "2", "master": "late:6768", "env": {"KUBERNETES_SERVICE_HOST": "1"}}
     launches = [three.start(0, *rank, **late), three.start(1, **late)]
-    launches[0].until_err("as node 0 it serves the store at" if rank else "asking again")
+    launches[0].until_err("must serve the store at" if rank else "asking again")
     launches[1].until_err("asking again")
     with three.hosts[0].names.open("a") as names:
         names.write(f"{three.hosts[0].address} late\n")

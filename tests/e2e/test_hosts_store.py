@@ -156,7 +156,7 @@ def test_without_a_majority_all_processes_end(together: Nodes):
     for host in together.hosts[1:]:
         host.link_down()
     assert codes(launches) == [125] * 3, launches
-    assert "no majority of the machines in --master" in launches[0].said
+    assert "no majority of the nodes in --master" in launches[0].said
 
 
 @pytest.mark.parametrize("name", ["etcd", "fleetrun.elastic.etcd.member"])
@@ -168,7 +168,7 @@ def test_a_killed_process_of_the_store_is_started_again(together: Nodes, name: s
     for host, launch in zip(together.hosts, launches, strict=True):
         (pid,) = pids_of(host, name)
         kill(pid)
-        launch.until_err("started again")
+        launch.until_err(" again")
         wait_until(lambda host=host, pid=pid: [each for each in pids_of(host, "etcd") if each != pid])
     go(launches)
     assert codes(launches) == [0] * 3, launches
@@ -188,7 +188,7 @@ def runs(launches: Sequence[Launch], hosts: Sequence[Host]) -> None:
 
 
 def stops(launches: Sequence[Launch], hosts: Sequence[Host]) -> None:
-    launches[0].until_err("all nodes start again")
+    launches[0].until_err("all nodes restart")
 
 
 # The first attempt fails, and its other processes do not leave at SIGTERM.
@@ -237,7 +237,7 @@ def test_with_a_secret_only_nodes_that_have_it_take_part(together: Nodes):
     words = (*ELASTIC, "--max_restart", "0")
     launches = [together.start(number, *words, env=secret) for number in range(3)]
     in_world(launches, 3)
-    assert "no secret is set" not in launches[0].err
+    assert "no token is set" not in launches[0].err
     stranger = together.start(1, *words, "--log_dir", "other", env=other)
     assert stranger.wait() == 125
     assert "FLEETRUN_TOKEN" in stranger.said

@@ -121,7 +121,7 @@ print("the last words")
     launch.go()
     assert launch.wait() == 0, launch
     if "could not shorten" in launch.err:
-        pytest.skip("the file system cannot take blocks out of a file")
+        pytest.skip("the file system cannot remove blocks from a file")
     lines = path.read_bytes().lstrip(b"\0").decode().splitlines()
     assert lines[-1] == "the last words"
     numbers = [int(line.split()[1]) for line in lines[1:-1]]

@@ -65,11 +65,11 @@ def test_https_needs_a_certificate_that_the_machine_trusts(fleetrun: Fleetrun):
         words = ("--notify", server.url, script)
         trusted = fleetrun.run(*words, env={"SSL_CERT_FILE": made["ca.pem"]})
         assert server.events == ["end"]
-        assert "was not told" not in trusted.err
+        assert "cannot notify" not in trusted.err
         strange = fleetrun.run(*words)
         assert server.events == ["end"]
     assert [trusted.code, strange.code] == [0, 0]
-    assert f"{server.host} was not told of the end: its certificate is not trusted (" in strange.err
+    assert f"cannot notify {server.host} of the end: its certificate is not trusted (" in strange.err
     no_secret(fleetrun, trusted, strange)
 
 
@@ -90,7 +90,7 @@ def test_a_failure_is_told_once_and_the_url_is_nowhere(fleetrun: Fleetrun):
         with_it = fleetrun.run("again", env={"FLEETRUN_NOTIFY": server.url})
         assert server.events == ["failure", "failure"]
     saved = fleetrun.run("--dry_run", "--save=job.toml", *words)
-    assert "notify may be a secret" in (fleetrun.folder / "job.toml").read_text()
+    assert "because it may be a secret" in (fleetrun.folder / "job.toml").read_text()
     no_secret(fleetrun, launch, again, with_it, saved, *asked)
 
 
@@ -128,7 +128,7 @@ def test_a_command_and_a_job_file(fleetrun: Fleetrun):
     assert launch.code == 1
     body = json.loads(Path(fleetrun.folder, "body").read_text())
     assert Path(fleetrun.folder, "text").read_text() == f"{body['sentence']}\n"
-    assert "command was not told of the failure: it ended with exit code 9" in launch.said
+    assert "cannot notify command of the failure: exit code 9" in launch.said
 
 
 def test_a_hang_is_told_and_that_it_ended_the_job_too(fleetrun: Fleetrun):
@@ -151,14 +151,16 @@ def test_a_bad_server_delays_no_restart(fleetrun: Fleetrun, answer):
         wait_until(lambda: server.posted != [])
         launch.go()
         if answer in ("hang", (429, 3600)):
-            launch.until_err("Ctrl-C stops waiting" if answer == "hang" else "it answered 429 (1 attempt)")
+            launch.until_err(
+                "Ctrl-C stops waiting" if answer == "hang" else "the server answered 429 (1 attempt)"
+            )
         if answer == "hang":
             launch.send(signal.SIGINT)
         assert launch.wait() == 0
         if answer in ("close", "garbage", 500):
             assert len(server.posted) >= 2, "and the next attempt is answered well"
         no_secret(fleetrun, launch)
-    assert ("it answered 404" in launch.said) == (answer == 404)
+    assert ("the server answered 404" in launch.said) == (answer == 404)
 
 
 def notifier_of(launch: Launch) -> int:
@@ -174,13 +176,13 @@ def test_a_stopped_notifier_process_holds_up_no_end(fleetrun: Fleetrun):
         os.kill(notifier_of(launch), signal.SIGSTOP)
         launch.go()
         assert launch.wait() == 0
-    assert f"{server.host}: the last notification may not have been sent" in launch.said
+    assert f"{server.host}: the last notification may be lost" in launch.said
 
 
 def test_of_one_that_is_killed_after_the_end_the_user_is_told(fleetrun: Fleetrun):
     launch = fleetrun.run("--notify=command:kill -9 $PPID", "true")
     assert launch.code == 0
-    assert "command: the last notification may not have been sent" in launch.said
+    assert "command: the last notification may be lost" in launch.said
 
 
 def test_of_a_notifier_process_that_is_killed_the_user_is_told(fleetrun: Fleetrun):

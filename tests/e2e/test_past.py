@@ -47,7 +47,7 @@ def test_a_job_is_meant_by_its_script_or_folder_and_the_one_of_this_folder_comes
 
     refused = fleetrun.run("stop")  # no other job is meant where this folder's has ended
     assert refused.code == 1
-    assert "the job of this folder ended" in refused.said
+    assert "the job of this directory ended" in refused.said
     for path in fleetrun.logs("*.events.jsonl"):
         path.unlink()
     refused = fleetrun.run("stop")  # the only one, but not of this folder, and nobody can be asked

@@ -72,7 +72,8 @@ def test_a_command_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("help", "hello", env=example.env).out
     assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("hello", "-h", env=example.env).out
     assert re.search(
-        r"hello +Of the package fleetrun-example 1\.0\.", fleetrun.run("--help", env=example.env).out
+        r"hello +A command of the package fleetrun-example 1\.0\.",
+        fleetrun.run("--help", env=example.env).out,
     )
     assert re.search(r"plug-ins +hello", fleetrun.run("help", env=example.env).out)
     near = fleetrun.run("helo", env=example.env)
@@ -182,7 +183,7 @@ def test_broken_ones_break_nothing_else(fleetrun: Fleetrun, packages: Packages):
     rest = packages.folder / "removed-1.0.dist-info"
     rest.mkdir()
     (rest / "entry_points.txt").write_text("[fleetrun.commands]\nhalf = removed:command\n")
-    assert "no program half" in fleetrun.run("half", env=packages.env).err, "without its METADATA"
+    assert "the program half is neither" in fleetrun.run("half", env=packages.env).err, "without its METADATA"
     asked = fleetrun.run("help", "number", env=packages.env)
     assert "the command 'number' of bad 1.0 cannot be used" in asked.err
     words = (
@@ -211,7 +212,9 @@ def test_two_packages_with_one_name_are_refused_and_ours_come_first(fleetrun: Fl
         packages.install(name, {"commands": {"hello": "bad:raises", "ps": "bad:raises"}}, bad=BAD)
     launch = fleetrun.run("hello", env=packages.env)
     assert launch.code == 125
-    assert re.search(r"2 commands called 'hello': of (one 1.0 and two|two 1.0 and one) 1.0", launch.err)
+    assert re.search(
+        r"2 commands have the name 'hello', in (one 1.0 and two|two 1.0 and one) 1.0", launch.err
+    )
     assert fleetrun.run("ps", env=packages.env).code == 0
 
 

@@ -44,7 +44,7 @@ def test_where_ranks_spend_their_time(fleetrun: Fleetrun):
 
     for words, nouns in (
         (("--rank", "7"), ("--rank 7", "trainer 0-1")),
-        (("--rank", "0,1", "-o", "x.svg"), ("x.svg", "choose one rank")),
+        (("--rank", "0,1", "-o", "x.svg"), ("x.svg", "choose one with --rank")),
         (("-o", "x.txt"), ("x.txt", ".svg or .json")),
         (("-o", "gone/x.svg"), ("gone",)),
     ):

@@ -153,4 +153,4 @@ tell("done")
     assert "can be reported" not in launch.err
     with_a_limit = fleetrun.run("--hang_timeout", "1h", script)
     well(with_a_limit)
-    assert "only output counts as a sign of life" in " ".join(with_a_limit.err.split())
+    assert "counts only output as activity" in " ".join(with_a_limit.err.split())

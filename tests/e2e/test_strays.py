@@ -31,7 +31,7 @@ wait_for_go()
     launch.go()
     assert launch.wait() == 0
     assert not left_behind(launch.token)
-    assert re.search(r"2 processes .*container", launch.err), launch
+    assert re.search(r"ended 2 stray processes", launch.err), launch
     (record,) = fleetrun.logs("*.events.jsonl")
     over = json.loads(record.read_text().splitlines()[-1])["time"]
     for rank in (0, 1):

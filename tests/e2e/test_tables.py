@@ -137,7 +137,7 @@ def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
 def test_what_is_neither_a_job_nor_a_save(fleetrun: Fleetrun):
     asked = fleetrun.run("tables", "nothing")
     assert asked.code == 1
-    assert "nothing is neither a folder or URL with a save nor a job" in asked.err
+    assert "nothing is neither a directory or URL with saved tables, nor a job" in asked.err
     assert fleetrun.run("tables").code == 1
 
 

@@ -84,7 +84,7 @@ def test_one_process_has_its_stack_and_its_log_and_the_terminal_is_restored(flee
     view.type_in(ESCAPE)
     view.until_ranks("0", "1", "2")
     view.type_in("?")
-    view.until_text("start the process again")
+    view.until_text("restart the process")
     view.type_in(ESCAPE)
     view.until_ranks("0", "1", "2")
     view.quit()
@@ -123,7 +123,7 @@ def test_a_restart_of_a_collective_job_is_one_of_all_and_no_failure(fleetrun: Fl
     job.until_told(" 1", 3)  # their attempt
     view.until_text("restarts: 0 of", "trainer 0 starts again")
     who = rf"`fleetrun top` of {getpass.getuser()} \(pid \d+\)"
-    assert re.search(f"{who} asks for a restart of all 3 processes", job.err)
+    assert re.search(f"restart of all 3 processes by {who}", job.err)
     status = asked(fleetrun)
     assert [each["attempt"] for each in status["containers"]] == [1, 1, 1]
     assert status["restarts"] == 0
@@ -163,7 +163,7 @@ def test_with_servers_one_process_starts_again(fleetrun: Fleetrun):
     view.type_in("y")
     view.until_text("trainer 1 starts again")
     job.until_told("ready 1")
-    job.until_err("asks for a restart of trainer 1")
+    job.until_err("restart of trainer 1 by")
     assert {each["name"]: each["attempt"] for each in asked(fleetrun)["containers"]} == {
         "ps.0": 0, "trainer.0": 0, "trainer.1": 1,
     }  # fmt: skip

@@ -37,7 +37,7 @@ def test_the_last_gradients_could_not_be_pushed(fleetrun: Fleetrun, ending: str)
     launch = fleetrun.run(*ONE_AND_ONE, fleetrun.script(TRAINING + FULL + ending))
     assert launch.code == 1, launch
     assert "First failure: trainer 0 exited with code 1" in launch.said
-    assert "the last gradients of this trainer could not be pushed" in launch.said
+    assert "The last gradients of this trainer could not be pushed" in launch.said
     assert "journal-" in launch.said
 
 

@@ -365,9 +365,9 @@ def test_after_a_suspension_processes_are_held_until_the_store_says_that_their_g
     made.confirm = confirm
     made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
     outcome_of(made)
-    words = made.words()
-    assert words.index("hold") < words.index("confirm") < words.index("release")
-    assert words.count("hold") == words.count("release") == 1
+    heard = made.heard
+    assert heard.index(("hold", True)) < heard.index(("confirm",)) < heard.index(("hold", False))
+    assert made.words().count("hold") == 2
 
 
 def resume(made):
@@ -386,14 +386,23 @@ def test_processes_are_not_released_when_the_job_has_gone_on_without_them():
     made.confirm = confirm
     made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
     outcome_of(made)
-    assert "release" not in made.words()
+    assert ("hold", False) not in made.heard
     assert ("kill_for", CAUSE.headline, "failure") in made.heard
 
 
 def test_processes_are_released_when_the_store_does_not_answer_for_a_lease():
     made = suspended_script()
-    made.release = lambda: (made.heard.append(("release",)), made.agent.ended(0, None), made.loop.stop())
+
+    def hold(held):
+        made.heard.append(("hold", held))
+        if held:
+            made.step()
+        else:
+            made.agent.ended(0, None)
+            made.loop.stop()
+
+    made.hold = hold
     made.confirm = lambda then: None
     made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
     outcome_of(made)
-    assert made.words().count("release") == 1
+    assert made.heard.count(("hold", False)) == 1

@@ -50,7 +50,7 @@ def test_a_machine_that_was_lost_twice_is_left_out_when_it_comes_again():
     bad = job.add(host="10.0.0.2", name="h2")
     job.loop.run_for(5)
     assert bad.error.exit_code == 123
-    assert "h2 (10.0.0.2) is left out of this job after 2 faults" in bad.error.message
+    assert "h2 (10.0.0.2) is excluded from this job after 2 faults" in bad.error.message
     assert "--reset" in bad.error.hint
     assert counted(job.players[0].faults).keys() == {"h2 (10.0.0.2)", "h3 (10.0.0.3)"}
 
@@ -289,7 +289,7 @@ def test_a_job_that_loses_its_nodes_one_by_one_without_a_step_ends():
         lose(job, player, step=7)
     code, cause = job.players[0].end
     assert code == 125
-    assert cause.lines[-1] == "No restart: 3 nodes were lost before, and no step after 7 was made"
+    assert cause.lines[-1] == "No restart: 3 nodes were lost before, and the job made no step after 7"
 
 
 def test_losses_with_steps_between_them_do_not_end_a_job():

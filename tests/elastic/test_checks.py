@@ -41,19 +41,19 @@ def test_who_has_nothing_to_do_in_the_second_turn():
     ("found", "wrong"),
     [
         ([GOOD] * 4, {}),
-        ([GOOD, SLOW_CPU, GOOD, GOOD], {1: "its processor computes 9.0 times slower than the others'"}),
+        ([GOOD, SLOW_CPU, GOOD, GOOD], {1: "its CPU computes 9.0 times slower than the others'"}),
         ([GOOD, BROKEN], {1: "a copy in memory differs from what was copied"}),
-        ([GOOD, SLOW_CPU], {1: "its processor computes 9.0 times slower than the others'"}),
+        ([GOOD, SLOW_CPU], {1: "its CPU computes 9.0 times slower than the others'"}),
         ([GOOD, Measured(compute=0.3)], {}),
         (
             [GOOD, GOOD, SLOW_WAY, Measured(compute=0.1), GOOD, GOOD],
-            dict.fromkeys((2, 3), "the way to its partner is 10.0 times slower than the others"),
+            dict.fromkeys((2, 3), "the link to its partner is 10.0 times slower than the other links"),
         ),
         (
             [GOOD, GOOD, SLOW_WAY, Measured(compute=0.1)],
-            dict.fromkeys((2, 3), "the way to its partner is 10.0 times slower than the others"),
+            dict.fromkeys((2, 3), "the link to its partner is 10.0 times slower than the other links"),
         ),
-        ([NO_WAY, Measured(), GOOD, GOOD], dict.fromkeys((0, 1), "the way to its partner: no answer")),
+        ([NO_WAY, Measured(), GOOD, GOOD], dict.fromkeys((0, 1), "the link to its partner: no answer")),
         ([Measured(memory=8e9), Measured(memory=1e9), Measured(memory=8e9)],
          {1: "its memory is 8.0 times slower than the others'"}),
         ([Measured(gpu=0.1), Measured(gpu=0.5), Measured(gpu=0.1)],
@@ -64,7 +64,7 @@ def test_who_has_nothing_to_do_in_the_second_turn():
         ([LATE, LATE, LATE, LATE], {}),
         ([QUICK, BUSY, QUICK, QUICK], {}),
         ([BUSY, Measured(link_error="no answer", took=4.0, late=4.0), BUSY, BUSY],
-         dict.fromkeys((0, 1), "the way to its partner: no answer")),
+         dict.fromkeys((0, 1), "the link to its partner: no answer")),
     ],
 )  # fmt: skip
 def test_the_suspects_of_the_first_turn(found, wrong):
@@ -75,10 +75,10 @@ def test_in_the_second_turn_a_way_tells_which_end_it_is():
     check = Check(turn=2, suspects=("a", "b"), usual=1e9)
     nothing = Measured(compute=0.1)
     assert suspects("abcd", {0: NO_WAY, 1: GOOD, 2: nothing, 3: nothing}, check) == {
-        0: "the way to its partner: no answer"
+        0: "the link to its partner: no answer"
     }
     assert suspects("abcd", {0: GOOD, 1: SLOW_WAY, 2: nothing, 3: nothing}, check) == {
-        1: "the way to its partner is 10.0 times slower than the others"
+        1: "the link to its partner is 10.0 times slower than the other links"
     }
     assert suspects("abcd", {0: GOOD, 1: GOOD, 2: nothing, 3: nothing}, check) == {}
 
@@ -212,7 +212,7 @@ def test_a_spare_is_checked_while_it_waits_and_makes_room_if_it_is_bad():
     job.until(lambda: bad.error is not None, within=5)
     assert running(job) == ["n1", "n2", "n3", "n4"]
     assert bad.error.exit_code == 123
-    assert "after 2 faults: check 1 of 2: its processor computes 9.0 times slower" in bad.error.message
+    assert "after 2 faults: check 1 of 2: its CPU computes 9.0 times slower" in bad.error.message
     (better,) = [job.add(join=False)]
     better.membership.join()
     job.until(lambda: better.checks == [(1, 0), (1, 0)], within=5)

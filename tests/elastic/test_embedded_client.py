@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.client import Heartbeat, Silence
+from fleetrun.elastic.embedded.client import Heartbeat
 from fleetrun.pod.loop import Loop
 
 
@@ -38,7 +38,7 @@ def test_eight_beats_and_four_messages_in_a_lease(world: World) -> None:
     assert world.pass_(10) == []
     world.heartbeat.start()
     assert world.pass_(3) == [(61.0, 1.0, True), (62.0, 2.0, False), (63.0, 3.0, True)]
-    world.heartbeat.heard()
+    world.heartbeat.note_message()
     assert world.pass_(1) == [(64.0, 1.0, False)]
     world.heartbeat.stop()
     assert world.pass_(10) == []
@@ -57,13 +57,3 @@ def test_a_new_lease_changes_the_rhythm(world: World) -> None:
     assert [beat[0] for beat in world.pass_(2)] == [51.0, 52.0]
     world.heartbeat.keep_to(16.0)
     assert [beat[:2] for beat in world.pass_(4)] == [(54.0, 2.0), (56.0, 4.0)]
-
-
-def test_silence() -> None:
-    assert Silence(5.0, now=100.0).look(105.0) == 0.0, "the first look was late"
-    silence = Silence(5.0, now=100.0)
-    assert [silence.look(now) for now in (102.5, 105.0, 107.4)] == [2.5, 5.0, pytest.approx(7.4)]
-    silence.heard(108.0)
-    assert silence.look(110.0) == 2.0
-    assert silence.look(150.0) == 0.0, "it was not looked at"
-    assert silence.look(153.0) == 3.0

@@ -350,9 +350,13 @@ def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> 
 @pytest.mark.parametrize(
     ("theirs", "mine", "words"),
     [
-        ("", SECRET, "has one, and the rendezvous store has another or none"),
-        (SECRET, "", "has none, and the rendezvous store has one"),
-        (SECRET, "another secret of the same kind", "has one, and the rendezvous store has another or none"),
+        ("", SECRET, "has a token, and the rendezvous store has another token or none"),
+        (SECRET, "", "has no token, and the rendezvous store has one"),
+        (
+            SECRET,
+            "another secret of the same kind",
+            "has a token, and the rendezvous store has another token or none",
+        ),
     ],
     ids=["superfluous", "missing", "wrong"],
 )
@@ -379,7 +383,7 @@ def test_another_secret_is_told_as_such(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("a", "their secrets differ"), ("guest-1", "rejects this command: the secret is not")]
+    ("name", "words"), [("a", "their tokens differ"), ("guest-1", "rejects this command: the token differs")]
 )
 def test_only_the_nodes_own_key_gets_in(loop: Loop, guarded: ZmqWorld, name: str, words: str) -> None:
     """A client with the store's public key, but without the secret."""

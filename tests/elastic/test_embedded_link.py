@@ -107,8 +107,8 @@ def test_an_address_is_bound_and_no_other(loop: Loop, port: int) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "words"),
     [
-        ("192.0.2.1:6768", "machines cannot meet at 192.0.2.1:6768: Cannot assign requested address"),
-        ("no-such-host.invalid:6768", "machines cannot meet at no-such-host.invalid:6768: "),
+        ("192.0.2.1:6768", "nodes cannot join at 192.0.2.1:6768: Cannot assign requested address"),
+        ("no-such-host.invalid:6768", "nodes cannot join at no-such-host.invalid:6768: "),
     ],
 )
 def test_where_it_cannot_listen(loop: Loop, endpoint: str, words: str) -> None:
@@ -201,7 +201,7 @@ def test_a_store_that_was_started_again_is_another(loop: Loop, join: Join, port:
         until(loop, lambda: seen.ups)
     with serving(loop, f"127.0.0.1:{port}"):
         until(loop, lambda: seen.errors)
-    assert "a new one" in seen.errors[0].message
+    assert "a new store" in seen.errors[0].message
     assert "etcd" in str(seen.errors[0].hint)
     assert seen.ups == [True]
 
@@ -217,7 +217,7 @@ def test_a_store_that_is_gone_is_lost_after_a_second(loop: Loop, join: Join, por
     assert loop.clock() - closed_at >= 1.0
     (error,) = seen.errors
     assert endpoint in error.message
-    assert "is gone" in error.message
+    assert "has ended" in error.message
     assert "etcd" in str(error.hint)
 
 

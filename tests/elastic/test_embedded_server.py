@@ -61,7 +61,7 @@ def world() -> Iterator[World]:
 
 def test_a_peer_that_was_gone_before_it_was_greeted_has_no_lease_for_long(world: World) -> None:
     """Its connection had ended before its messages were read, so its end is not reported."""
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.greet(b"p")
     assert world.service.connected == 1
     world.pass_(GRACE)
@@ -70,7 +70,7 @@ def test_a_peer_that_was_gone_before_it_was_greeted_has_no_lease_for_long(world:
 
 def test_last_words_are_heard_after_the_connection_has_broken(world: World) -> None:
     world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     for number in range(3):
         world.say(b"p", wire.Put(number, f"k/{number}", None, False), b"x")
     assert sorted(world.ledger.range("k/")) == ["k/0", "k/1", "k/2"]
@@ -84,7 +84,7 @@ def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(lease:
     """Later for whoever may be silent for longer."""
     world = World(lease)
     world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.service.broken(7)
     world.pass_(0.9 * grace)
     assert world.service.connected == 1
@@ -95,7 +95,7 @@ def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(lease:
 
 def test_messages_on_the_way_do_not_renew_the_lease_of_a_client_that_is_gone(world: World) -> None:
     world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.service.broken(7)
     world.pass_(0.5 * GRACE)
     world.say(b"p", wire.Alive(0))
@@ -105,7 +105,7 @@ def test_messages_on_the_way_do_not_renew_the_lease_of_a_client_that_is_gone(wor
 
 def test_who_comes_back_in_time_keeps_its_lease(world: World) -> None:
     world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.service.broken(7)
     world.pass_(0.5 * GRACE)
     world.greet(b"q", fd=8)
@@ -117,7 +117,7 @@ def test_who_comes_back_in_time_keeps_its_lease(world: World) -> None:
 def test_who_has_come_back_and_is_on_its_way_again_keeps_its_lease(world: World) -> None:
     """Connections that break more often than a grace is long."""
     world.greet(b"p", fd=7)
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.service.broken(7)
     world.pass_(0.9 * GRACE)
     world.greet(b"q", fd=8)
@@ -141,7 +141,7 @@ def test_a_descriptor_that_is_used_again_ends_no_lease(world: World) -> None:
 
 def test_who_was_asleep_itself_waits_once_more(world: World) -> None:
     world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
+    world.state[b"p"] = Sent.UNREACHABLE
     world.service.broken(7)
     world.pass_(10 * GRACE)
     assert world.service.connected == 1

@@ -104,9 +104,9 @@ def test_a_process_of_the_store_that_cannot_be_started_is_tried_until_it_can(tmp
 
     def tell(text: str) -> None:
         said.append(text)
-        if "it is started again" in text:
+        if "starting the process again" in text:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        elif "cannot be started" in text:  # nor at the next attempts
+        elif "cannot start this" in text:  # nor at the next attempts
             loop.after(1.2, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
 
     endpoints = [f"127.0.0.{number}:{free_port([f'127.0.0.{number}'])}" for number in (1, 2)]
@@ -126,7 +126,7 @@ def test_a_process_of_the_store_that_cannot_be_started_is_tried_until_it_can(tmp
         loop.run()
         limit.cancel()
         assert len(companions - {first}) == 1
-        assert [line for line in said if "cannot be started" in line] == said[1:]
+        assert [line for line in said if "cannot start this" in line] == said[1:]
         assert len(said) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -118,7 +118,7 @@ def cause(why, rank, code=7, age=0.0):
 
 def seen(first, told=(), gone=(), completed=()):
     """A view in which the round stopped for `first`, `told` are causes with the times at which they
-    happened, `gone` nodes with the times at which they went.
+    happened, `departed` nodes with the times at which they went.
     """
     view = View("a", 0.0)
     view.round = Round(generation=1, state=State.STOPPING, cause=first, size=3)
@@ -131,7 +131,7 @@ def seen(first, told=(), gone=(), completed=()):
         view.reports[id] = ReceivedReport(Report(done=MemberStatus.COMPLETED), ())
     for id, at in gone:
         del view.nodes[id]
-        view.gone[id] = at
+        view.departed[id] = at
     return view
 
 

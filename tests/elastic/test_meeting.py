@@ -85,7 +85,7 @@ def test_a_connection_without_the_secret_is_reported(loop: Loop) -> None:
         node_id="a",
         lease=5.0,
         token="0123456789abcdef",
-        tell=tell,
+        show=tell,
     )
     meeting = open_meeting(wish, loop, ports)
     host, port = split_endpoint(meeting.endpoint)

@@ -94,8 +94,8 @@ def test_without_a_replacement_it_names_who_is_missing(on_loss):
     job.until(lambda: job.players[0].over, within=LEASE + 22)
     code, cause = job.players[0].end
     assert (code, cause.why) == (124, CauseKind.TIMEOUT)
-    assert cause.headline == "1 of 2 nodes met again within 20 s; missing h2 (10.0.0.2) (rank 1)"
-    assert "h2 (10.0.0.2) is gone" in cause.lines[0]
+    assert cause.headline == "1 of 2 nodes joined again within 20 s; missing h2 (10.0.0.2) (rank 1)"
+    assert "h2 (10.0.0.2) is lost" in cause.lines[0]
 
 
 def test_level_0_a_node_that_fails_leaves_and_the_others_hold():

@@ -90,7 +90,7 @@ def test_the_failures_of_others_follow_from_a_node_that_has_gone():
     job.until(job.all_over)
     code, why, headline = ends(job)
     assert (code, why) == (125, CauseKind.LOST)
-    assert headline.startswith("h3 (10.0.0.3) is gone")
+    assert headline.startswith("h3 (10.0.0.3) is lost")
 
 
 def test_a_failure_before_the_job_stopped_for_a_newcomer_is_the_cause():
@@ -170,7 +170,7 @@ def test_a_node_that_dies_ends_a_fixed_job_when_its_lease_does():
     job.players[2].crash()
     job.until(lambda: all(player.over for player in alive(job)))
     assert LEASE * 0.7 < job.loop.now - began < LEASE + 1.5
-    assert ends(job) == (125, CauseKind.LOST, "h3 (10.0.0.3) is gone: it was not heard of for 10 s")
+    assert ends(job) == (125, CauseKind.LOST, "h3 (10.0.0.3) is lost: it sent no heartbeat for 10 s")
     assert job.players[0].end[1].rank == 2
 
 

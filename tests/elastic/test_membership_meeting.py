@@ -125,7 +125,7 @@ def test_a_timeout_names_who_is_missing_on_every_node(nodes, policy, missing):
     for player in job.players:
         code, cause = player.end
         assert (code, cause.why) == (124, CauseKind.TIMEOUT)
-        assert cause.headline == f"2 of 4 nodes met at h1:6768 within 60 s{missing}"
+        assert cause.headline == f"2 of 4 nodes joined at h1:6768 within 60 s{missing}"
     job.until(lambda: all(player.membership.closed for player in job.players))
     assert job.ledger.range("") == {}
 
@@ -394,7 +394,7 @@ def test_no_store_at_all_ends_in_time():
     job.until(lambda: player.over)
     assert job.loop.now == pytest.approx(1060)
     assert isinstance(player.error, RendezvousError)
-    said = "the rendezvous store h1:6768 was not reached within 60 s: Connection refused (tried 57 times)"
+    said = "cannot reach the rendezvous store h1:6768 within 60 s: Connection refused (tried 57 times)"
     assert player.error.message == said
     assert player.downs == ["h1:6768: Connection refused (tried 57 times)"]
 

@@ -199,7 +199,7 @@ def test_completed_without_a_store_no_node_waits_for_ever():
     cut(job, "h1:6768: no answer")
     job.until(lambda: job.players[0].over, within=62)
     assert job.players[0].error.exit_code == 125
-    assert "how the other nodes ended is not known" in job.players[0].error.message
+    assert "the ends of the other nodes are unknown" in job.players[0].error.message
     assert not job.players[1].over
 
 
@@ -287,8 +287,7 @@ def test_a_node_that_comes_back_after_the_job_has_ended_and_gone_says_so():
     away.store.heal()
     job.until(lambda: away.over, within=1)
     assert (
-        away.error.message
-        == "the job ended while h2 (10.0.0.2) was disconnected; its result is not known here"
+        away.error.message == "the job ended while h2 (10.0.0.2) was disconnected, so its result is unknown"
     )
 
 
@@ -314,7 +313,7 @@ def test_something_else_in_the_place_of_a_round_is_said():
     player = job.add()
     job.until(lambda: player.over, within=1)
     assert player.error.message.startswith(
-        "another version of fleetrun, or another program, uses this job id"
+        "another version of fleetrun, or another program, uses this job ID"
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleetrun.decoding import BadRecordError
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import (
-    BadRecordError,
     Cause,
     CauseKind,
     Census,

@@ -426,3 +426,65 @@ def test_what_still_runs_of_a_generation_that_the_job_went_on_without_is_killed_
     assert isinstance(last, actions.End if end["code"] else actions.Fail)
     case.own.killed = True
     assert [type(act) for act in case.acts(but=(actions.Unregister,))] == [type(last)]
+
+
+# ---- A job that waits for a change (--watch)
+
+WATCH = dataclasses.replace(POLICY, watch=True)
+ASKED = Cause(why=CauseKind.ASKED, node="host-a", rank=0, headline="restart by a change of x.py")
+
+
+def waiting(**more):
+    round_ = {"state": State.ENDED, "restart": True, "cause": FAILED, "code": 7} | more
+    return Case(policy=WATCH, **round_).taking_part(Phase.STOPPED)
+
+
+def written(case):
+    return [act.round for act in case.acts() if isinstance(act, actions.WriteRound)]
+
+
+def test_a_job_that_completed_or_failed_waits_when_all_processes_have_ended():
+    done = Case(state=State.RUNNING, policy=WATCH).taking_part(Phase.RUNNING)
+    done.report(a=MemberStatus.COMPLETED, b=MemberStatus.COMPLETED)
+    assert [(each.state, each.restart) for each in written(done)] == [(State.ENDED, True)]
+    failed = Case(state=State.STOPPING, cause=FAILED, policy=WATCH).taking_part(Phase.STOPPED)
+    failed.report(a=MemberStatus.STOPPED, b=MemberStatus.STOPPING)
+    assert written(failed) == []
+    failed.report(b=MemberStatus.STOPPED)
+    assert [(each.state, each.restart, each.code) for each in written(failed)] == [(State.ENDED, True, 7)]
+
+
+@pytest.mark.parametrize("why", [CauseKind.LEFT, CauseKind.LOST, CauseKind.TIMEOUT])
+def test_a_job_does_not_wait_after_another_end(why):
+    cause = dataclasses.replace(FAILED, why=why)
+    case = Case(state=State.STOPPING, cause=cause, policy=WATCH).taking_part(Phase.STOPPED)
+    case.report(a=MemberStatus.STOPPED, b=MemberStatus.STOPPED)
+    assert [(each.state, each.restart) for each in written(case)] == [(State.ENDED, False)]
+
+
+def test_a_member_reports_the_wait_once_and_ends_it_for_a_change_or_for_its_user():
+    case = waiting(restarts=1, attempts=2)
+    assert case.acts() == [actions.Pause(case.round)]
+    case.own.paused = True
+    assert case.acts() == []
+    case.own.failure = Failure(ASKED, True, 0.0, 5.0)
+    (again,) = written(case)
+    assert (again.state, again.generation, again.restart, again.code) == (State.OPEN, 2, False, 0)
+    assert (again.cause, again.attempts, again.restarts) == (ASKED, 3, 0)
+    case.own.failure = Failure(ASKED, False, 0.0, 5.0)
+    assert written(case) == [dataclasses.replace(case.round, restart=False)]
+
+
+@pytest.mark.parametrize("done", [MemberStatus.COMPLETED, MemberStatus.STOPPED])
+@pytest.mark.parametrize(("on_loss", "codes"), [(NodeLoss.FAIL, [125]), (NodeLoss.SHRINK, [])])
+def test_the_loss_of_a_node_ends_the_wait_unless_the_job_can_do_without_it(done, on_loss, codes):
+    case = waiting()
+    case.policy = dataclasses.replace(WATCH, on_loss=on_loss)
+    case.own.paused = True
+    case.report(b=done).gone("b")
+    assert [(each.code, each.restart) for each in written(case)] == [(code, False) for code in codes]
+
+
+def test_a_new_job_does_not_wait_for_the_nodes_of_an_old_one():
+    case = Case("x", there="x", leader="x", state=State.ENDED, restart=True, generation=7)
+    assert case.moves(LEASE) == [State.OPEN]

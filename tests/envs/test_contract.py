@@ -1,4 +1,4 @@
-"""The contract: the round trip for every mode and role, and the values of Paddle and torchrun."""
+"""The contract: the values of Paddle and torchrun for every mode and role."""
 
 import dataclasses
 
@@ -9,12 +9,10 @@ from fleetrun.envs.contract import (
     OWNED,
     OWNED_PREFIXES,
     Cluster,
-    ContractError,
     Gloo,
     Member,
     Mode,
     Role,
-    read,
     without_contract,
     write,
 )
@@ -92,17 +90,6 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("member", MEMBERS.values(), ids=MEMBERS.keys())
-def test_round_trip(member):
-    assert read(write(member)) == member
-
-
-@pytest.mark.parametrize("member", MEMBERS.values(), ids=MEMBERS.keys())
-def test_round_trip_inside_a_dirty_environment(member):
-    dirty = write(RANK_0) | write(HETER_WORKER) | {"HOME": "/root", "TORCHELASTIC_RUN_ID": "old"}
-    assert read(without_contract(dirty) | write(member)) == member
-
-
-@pytest.mark.parametrize("member", MEMBERS.values(), ids=MEMBERS.keys())
 def test_what_is_written_is_owned(member):
     shared_with_the_user = {
         "CUDA_VISIBLE_DEVICES",
@@ -120,6 +107,8 @@ EVERYWHERE = {
     "PADDLE_RESTART_COUNT": "0",
     "PADDLE_TRAINERS_NUM": "2",
     "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6001,127.0.0.1:6002",
+    "FLEETRUN_ERROR_FILE": "/srv/log/error.json",
+    "FLEETRUN_MASTER": "127.0.0.1:5001",
 }
 TORCHRUN = {
     "RANK": "1",
@@ -165,6 +154,9 @@ VALUES = [
             "PADDLE_JOB_ID": "default",
             "TORCHELASTIC_MAX_RESTARTS": "3",
             "TORCHELASTIC_RUN_ID": "default",
+            "FLEETRUN_CONTAINER": "evjsyn.trainer.1",
+            "FLEETRUN_LOCAL": "1/2",
+            "FLEETRUN_NODE": "0/1",
         },
     ),
     (
@@ -243,7 +235,12 @@ VALUES = [
     (MEMBERS["collective restarted"], {"OMP_NUM_THREADS": "4", "PADDLE_DISTRI_BACKEND": "gloo"}),
     (
         MEMBERS["collective on two nodes"],
-        {"PADDLE_NNODES": "2", "GROUP_RANK": "1", "PADDLE_CURRENT_ENDPOINT": "[fe80::2]:6001"},
+        {
+            "PADDLE_NNODES": "2",
+            "GROUP_RANK": "1",
+            "FLEETRUN_NODE": "1/2",
+            "PADDLE_CURRENT_ENDPOINT": "[fe80::2]:6001",
+        },
     ),
 ]
 
@@ -282,38 +279,9 @@ def test_without_contract_keeps_what_is_the_users():
     assert without_contract(write(HETER_WORKER) | write(RANK_0) | mine) == mine
 
 
-BROKEN = [
-    ({"PADDLE_JOB_ID": None}, "PADDLE_JOB_ID is not set"),
-    ({"FLEETRUN_CONTAINER": None}, "FLEETRUN_CONTAINER is not set"),
-    ({"FLEETRUN_CONTAINER": "abc"}, "FLEETRUN_CONTAINER is 'abc'"),
-    ({"FLEETRUN_CONTAINER": "a.trainer.²"}, "FLEETRUN_CONTAINER is 'a.trainer.²'"),
-    ({"FLEETRUN_NODE": "1"}, "FLEETRUN_NODE is '1'"),
-    ({"FLEETRUN_LOCAL": "a/b"}, "FLEETRUN_LOCAL is 'a/b'"),
-    ({"PADDLE_RESTART_COUNT": "x"}, "PADDLE_RESTART_COUNT is 'x'"),
-    ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE is 'BOSS'"),
-    ({"FLAGS_selected_gpus": "a"}, "FLAGS_selected_gpus is 'a'"),
-    ({"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS is 'many'"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), BROKEN)
-def test_a_broken_environment_is_told_by_the_variable(changes, message):
-    environ = write(RANK_0) | {name: text for name, text in changes.items() if text is not None}
-    for name in (name for name, text in changes.items() if text is None):
-        del environ[name]
-    with pytest.raises(ContractError) as caught:
-        read(environ)
-    assert message in str(caught.value)
-
-
 def test_an_evaluator_has_no_rank_among_the_trainers():
     environ = write(MEMBERS["evaluator"])
     assert environ["TRAINING_ROLE"] == environ["PADDLE_ROLE"] == "EVALUATOR"
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK"}
     assert not names & environ.keys()
     assert environ["PADDLE_TRAINER_ENDPOINTS"] == ",".join(TRAINERS)
-
-
-def test_a_mode_that_there_is_not():
-    with pytest.raises(ContractError, match="FLEETRUN_MODE is 'x'; it must be one of collective"):
-        read({**write(EVALUATOR), "FLEETRUN_MODE": "x"})

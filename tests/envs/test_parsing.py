@@ -85,7 +85,7 @@ BAD = [
     (parsing.count_or_word("auto", "gpu", "cpu"), "tpu", "from 1 to 4096, or auto, gpu or cpu"),
     (parsing.run_mode, "foo", "collective, ps, ps-heter or rpc"),
     (parsing.boolean, "maybe", "true or false"),
-    *((parsing.seconds, text, "longer than 0") for text in ("0", "-1", "inf", "nan", "1e3", "ten", "", "5d")),
+    *((parsing.seconds, text, "longer than 0") for text in ("0", "-1", "inf", "nan", "1e3", "ten", "", "5w")),
     (parsing.size, "1X", "such as 100M"),
     (parsing.size, "-1", "such as 100M"),
     (parsing.size, "", "such as 100M"),
@@ -125,10 +125,7 @@ BAD = [
         (parsing.rendezvous_address, text, "host:port")
         for text in ("", "a", "etcd://", "etcd://a", "tcp://a:1", "a,b,")
     ),
-    *(
-        (parsing.rendezvous_address, text, "3, 5 or 7 machines")
-        for text in ("a,b", "embedded:2", "embedded:")
-    ),
+    *((parsing.rendezvous_address, text, "3, 5 or 7 nodes") for text in ("a,b", "embedded:2", "embedded:")),
     (parsing.rendezvous_address, "a,b,a", "listed twice"),
 ]
 

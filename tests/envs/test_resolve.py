@@ -205,7 +205,7 @@ def test_what_makes_the_mode(words, environ, mode, origin):
             "--nnodes 1 --master h:1",
             {},
             Mode.COLLECTIVE,
-            "--master h:1 is ignored: a job on one machine needs no rendezvous",
+            "--master h:1 is ignored, because a job on one node needs no rendezvous",
         ),
     ],
 )
@@ -292,8 +292,10 @@ ALONE = [
     ("--nnodes 2 --rank 1", ["--rank 1", "--master"]),
     ("--elastic_level 0", ["--elastic_level 0", "--nnodes"]),
     ("--master a:1", ["--master a:1", "--nnodes"]),
-    ("--server_num 0 --worker_num 1", ["--server_num 0", "at least one"]),
+    ("--server_num 0 --worker_num 1", ["--server_num 0", "at least 1"]),
     ("--standalone --nnodes 2", ["--standalone", "--nnodes 2"]),
+    ("--watch --scheduler slurm", ["--watch", "--scheduler slurm"]),
+    ("--watch --scheduler kubernetes", ["--watch", "--scheduler kubernetes"]),
     ("--image x", ["--image x", "--scheduler kubernetes"]),
     ("--scheduler_option a=b", ["--scheduler_option a=b", "--scheduler"]),
     ("--nnodes 2 --heartbeat_timeout 1", ["--heartbeat_timeout", "at least 2 s"]),
@@ -304,6 +306,32 @@ ALONE = [
 def test_what_needs_other_machines_says_what_is_missing(words, named):
     message = refusal(words).message
     assert [part for part in named if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--watch --timeout 5", "--timeout 5"),
+        ("--watch --probe off", "--probe off"),
+        ("--watch --scheduler ssh --ips a,b --sync .", "--sync ."),
+        ("--watch --server_num 1", "collective or rpc"),
+    ],
+)
+def test_a_watched_job_refuses_an_option(words, named):
+    message = refusal(words).message
+    assert "--watch" in message
+    assert named in message
+
+
+@pytest.mark.parametrize("words", ["--debug on", "--debug error", "--debug-on-error", "--warm"])
+def test_what_needs_the_probe_refuses_to_start_without_it(words):
+    assert "needs the probe, but --probe off was given" in refusal(f"{words} --probe off").message
+    assert settings("--debug off --probe off").debug == "off"
+
+
+@pytest.mark.parametrize(("words", "restarts"), [("", 3), ("--watch", 0), ("--watch --max_restart 2", 2)])
+def test_a_watched_job_waits_after_the_first_failure(words, restarts):
+    assert settings(words).max_restart == restarts
 
 
 ENGINE = {"nnodes": EngineValue("2", "SLURM_NTASKS"), "rank": EngineValue("1", "SLURM_PROCID"),
@@ -329,7 +357,7 @@ def test_an_engine_counts_the_spares_too(said, left):
     got = resolve(read(["--spares", "2", "x.py"]), {}, lambda _, but: engine)
     assert (got.settings.nnodes, got.settings.rank, got.settings.spares) == (left, 5, 2)
     assert got.words["nnodes"] == f"--nnodes={':'.join(map(str, dict.fromkeys(left)))}"
-    with pytest.raises(UsageError, match=f"--spares 6: there are {said} machines"):
+    with pytest.raises(UsageError, match=f"--spares 6: all {said} nodes"):
         resolve(read(["--spares", "6", "x.py"]), {}, lambda _, but: engine)
 
 
@@ -377,7 +405,7 @@ def test_a_very_long_value_is_shortened():
 
 
 def test_no_script():
-    with pytest.raises(UsageError, match="no script was given"):
+    with pytest.raises(UsageError, match="the script is missing"):
         resolve(read(["--gpus", "0"]), {})
 
 
@@ -420,7 +448,7 @@ def test_an_option_of_the_users_own_is_read_inside_a_trainer_too():
 def test_a_leftover_is_not_used_and_it_is_said(name):
     got = resolved("", {name: "10.0.0.1:1,10.0.0.2:1"})
     assert got.settings == LaunchSettings(script="x.py")
-    assert got.notices == (f"{name} is set, perhaps by another launcher; it is ignored",)
+    assert got.notices == (f"{name} is set, perhaps by another launcher; fleetrun ignores it",)
 
 
 @pytest.mark.parametrize(("size", "said"), [("4", True), ("1", False), ("", False)])

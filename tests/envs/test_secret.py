@@ -49,7 +49,7 @@ def test_everybody_has_another_key() -> None:
 
 
 def test_keys_stay_what_they_were() -> None:
-    """All machines of a job derive the same ones, whatever their Python and OpenSSL."""
+    """All nodes of a job derive the same ones, whatever their Python and OpenSSL."""
     assert derive_key(SECRET, b"server").hex() == (
         "8686b84e8160db527a8cf183e9113aef373fba34d3cacb560848da47e10d7463"
     )
@@ -92,5 +92,8 @@ def test_from_nothing_to_a_secret(tmp_path: Path) -> None:
         assert "guess" not in good.err
         weak = fleetrun.run("train.py", env={"FLEETRUN_TOKEN": "passwordpassword"})
         assert weak.told(" has ") == ["trainer.0 has 16"], weak
-        assert "FLEETRUN_TOKEN looks easy to guess; `fleetrun token` prints a secret that is not" in weak.err
+        assert (
+            "the token of FLEETRUN_TOKEN looks easy to guess; `fleetrun token` prints a random token"
+            in weak.err
+        )
         assert "passwordpassword" not in weak.said

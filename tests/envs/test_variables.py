@@ -35,8 +35,8 @@ def test_a_pattern_takes_what_is_no_secret(given, taken, left_out, unused):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("NO_SUCH", "NO_SUCH: that variable is not set here"), ("RANK", "RANK: fleetrun sets"),
-     ("PADDLE_NNODES", "PADDLE_NNODES: that is an option of fleetrun: --nnodes")],
+    [("NO_SUCH", "NO_SUCH: this variable is not set"), ("RANK", "RANK: fleetrun sets"),
+     ("PADDLE_NNODES", "PADDLE_NNODES: this variable sets an option of fleetrun; use --nnodes")],
 )  # fmt: skip
 def test_a_name_must_be_one_that_can_be_passed_on(name, message):
     with pytest.raises(UsageError, match=message):

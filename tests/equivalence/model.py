@@ -7,7 +7,8 @@ without servers, is an nn.Embedding in the twin.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -52,6 +53,13 @@ define("table", "last_offset_bag", "nn.EmbeddingBag(include_last_offset=True)", 
 define("table", "sparse_embedding", "SparseEmbedding; a constant nn.Embedding in the twin", weight=1.5)
 define("table", "dense_embedding", "nn.Embedding(sparse=False), a dense parameter", _padding, merged=True)
 define("table", "scaled_embedding", "the same with scale_grad_by_freq", _padding, weight=0.5, alone=True)
+
+
+def _collection(rng: random.Random) -> dict[str, Any]:
+    return {"kind": rng.choice(("bags", "weighted", "rows")), "mode": rng.choice(("sum", "mean"))}
+
+
+define("collected", "collection", "two tables in a collection of TorchRec", _collection, merged=True)
 
 define("use", "called_twice", "the table is called twice in a step", _table, weight=2.0, merged=True)
 define("use", "frozen", "requires_grad_(False), and in no optimizer", _table)
@@ -134,6 +142,97 @@ def _make_table(block: Block, served: bool) -> torch.nn.Module:
     )
 
 
+class Collection(torch.nn.Module):
+    """Two tables in a collection of TorchRec, the first with two features. In the twin they have sparse
+    gradients. Without torchrec, the tables are called one by one.
+    """
+
+    def __init__(self, kind: str, mode: str, served: bool) -> None:
+        super().__init__()
+        self.kind, self.rec = kind, find_spec("torchrec") is not None
+        mode = "sum" if kind == "weighted" else mode
+        self.made: Any = self._made(mode) if self.rec else _Alone(kind, mode)
+        self.inner = list((self.made.embeddings if kind == "rows" else self.made.embedding_bags).values())
+        for each in self.inner:
+            each.sparse = not (served and self.rec)
+
+    def _made(self, mode: str) -> Any:
+        import torchrec as rec
+
+        options: dict[str, Any] = {"num_embeddings": ROWS, "embedding_dim": DIM}
+        of = {"t0": ["f0", "again"], "t1": ["f1"]}
+        if self.kind == "rows":
+            tables = [
+                rec.EmbeddingConfig(name=name, feature_names=some, **options) for name, some in of.items()
+            ]
+            return rec.EmbeddingCollection(tables=tables)
+        options["pooling"] = rec.PoolingType[mode.upper()]
+        bags = [rec.EmbeddingBagConfig(name=name, feature_names=some, **options) for name, some in of.items()]
+        return rec.EmbeddingBagCollection(tables=bags, is_weighted=self.kind == "weighted")
+
+    def forward(self, ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """(n, k) ids of each table, or (n, 0), to (n, DIM) values."""
+        some = [ids[0], ids[0].flip(1), ids[1]]
+        lengths = [_lengths(each, full=self.kind == "rows") for each in some]
+        kept = [
+            each[torch.arange(each.shape[1]).expand(each.shape) < length[:, None]]
+            for each, length in zip(some, lengths, strict=True)
+        ]
+        weights = [each % 3 + 0.5 for each in kept] if self.kind == "weighted" else None
+        found = self._called(kept, lengths, weights)
+        if self.kind == "rows":
+            shaped = zip(found, some, strict=True)
+            found = [rows.view(*each.shape, DIM).sum(1) for rows, each in shaped]
+        return [found[0] + 0.5 * found[1], found[2]]
+
+    def _called(self, ids: Any, lengths: Any, weights: Any) -> list[torch.Tensor]:
+        if not self.rec:
+            return self.made(ids, lengths, weights)
+        from torchrec import KeyedJaggedTensor
+
+        joined = None if weights is None else torch.cat(weights)
+        names = ["f0", "again", "f1"]
+        features = KeyedJaggedTensor(names, torch.cat(ids), joined, lengths=torch.cat(lengths).int())
+        found = self.made(features)
+        if self.kind == "rows":
+            return [found[name].values() for name in names]
+        return [found[name] for name in names]
+
+
+class _Alone(torch.nn.Module):
+    """The same tables without torchrec."""
+
+    def __init__(self, kind: str, mode: str) -> None:
+        super().__init__()
+        made: dict[str, torch.nn.Module] = {}
+        for name in ("t0", "t1"):
+            made[name] = torch.nn.Embedding(ROWS, DIM)
+            if kind != "rows":
+                made[name] = torch.nn.EmbeddingBag(ROWS, DIM, mode=mode)
+        self.kind, self.embeddings = kind, torch.nn.ModuleDict(made)
+
+    @property
+    def embedding_bags(self) -> torch.nn.ModuleDict:
+        return self.embeddings
+
+    def forward(self, ids: Any, lengths: Any, weights: Any) -> list[torch.Tensor]:
+        tables = [self.embeddings["t0"], self.embeddings["t0"], self.embeddings["t1"]]
+        if self.kind == "rows":
+            return [table(each) for table, each in zip(tables, ids, strict=True)]
+        offsets = [(each.cumsum(0) - each).to(some.dtype) for each, some in zip(lengths, ids, strict=True)]
+        return [
+            table(some, each, weight)
+            for table, some, each, weight in zip(tables, ids, offsets, weights or [None] * 3, strict=True)
+        ]
+
+
+def _lengths(ids: torch.Tensor, *, full: bool) -> torch.Tensor:
+    """How many of the ids of each example are kept."""
+    if full or not ids.shape[1]:
+        return torch.full((len(ids),), ids.shape[1])
+    return ids[:, 0].long() % (ids.shape[1] + 1)
+
+
 class Net(torch.nn.Module):
     """Tables, whose outputs are added up, dense layers, and a number for each example."""
 
@@ -143,6 +242,12 @@ class Net(torch.nn.Module):
         self.linear_loss = program.merged
         self.blocks = program.family("table") or [Block("embedding")]
         self.tables = torch.nn.ModuleList(_make_table(block, served) for block in self.blocks)
+        self.collection = None
+        collected = program.first("collection")
+        if collected is not None:
+            self.collection = Collection(collected["kind"], collected["mode"], served)
+            self.tables.extend(self.collection.inner)
+            self.blocks = [*self.blocks, *[Block("collected")] * 2]
         for each in program.all("alias"):
             self.other_name = self.table_of(each)
         self.through = {
@@ -173,7 +278,9 @@ class Net(torch.nn.Module):
         return [
             place
             for place, each in enumerate(self.tables)
-            if isinstance(each, SparseEmbedding) or bool(getattr(each, "sparse", False))
+            if isinstance(each, SparseEmbedding)
+            or bool(getattr(each, "sparse", False))
+            or self.blocks[place].name == "collected"
         ]
 
     def table_weights(self) -> list[torch.nn.Parameter]:
@@ -198,6 +305,8 @@ class Net(torch.nn.Module):
     def lookup(self, place: int, ids: torch.Tensor) -> torch.Tensor:
         """(n, k) ids to (n, DIM) values."""
         block: Block = self.blocks[place]
+        if block.name == "collected":
+            return self.collected({place: ids}, ids)[place]
         table: Any = self.through.get(place, self.tables[place])
         if "bag" not in block.name:
             return table(ids).mean(1)
@@ -218,6 +327,15 @@ class Net(torch.nn.Module):
             return table(ids[kept], offsets)
         return table(ids[kept], offsets, per_sample_weights=weights[kept])
 
+    def collected(self, ids: dict[int, torch.Tensor], like: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The same for tables of the collection in one call."""
+        assert self.collection is not None
+        places = [place for place, block in enumerate(self.blocks) if block.name == "collected"]
+        if not len(like):  # TorchRec's own modules do not take it
+            return {place: torch.zeros(0, DIM) for place in ids}
+        found = self.collection([ids.get(place, like[:, :0]) for place in places])
+        return {place: values for place, values in zip(places, found, strict=True) if place in ids}
+
     def _weights_of(self, place: int, ids: torch.Tensor) -> torch.Tensor:
         if str(place) in self.weights:
             return self.weights[str(place)][: ids.shape[1]].expand(ids.shape)
@@ -226,15 +344,24 @@ class Net(torch.nn.Module):
     def features(self, batch: dict[str, torch.Tensor], step: int | None) -> torch.Tensor:
         """`step`: None in an evaluation, which calls every table."""
         total = self.x(batch["x"])
+        together: dict[int, torch.Tensor] = {}
+        if self.collection is not None:
+            places = [place for place, block in enumerate(self.blocks) if block.name == "collected"]
+            left = [place for place in places if not self._left_out(place, step)]
+            columns = {place: (2 * place) % COLUMNS for place in left}
+            ids = {place: batch["ids"][:, first : first + 2] for place, first in columns.items()}
+            together = self.collected(ids, batch["ids"])
         for place in range(len(self.blocks)):
             if self._is("untouched", place, step):
                 continue
             if self._is("no_ids", place, step):
-                if "bag" not in self.blocks[place].name:
+                if "bag" not in self.blocks[place].name and self.blocks[place].name != "collected":
                     self.tables[place](batch["ids"][:0, 0])
                 continue
             first = (2 * place) % COLUMNS
-            found = self.lookup(place, batch["ids"][:, first : first + 2])
+            found = together.get(place)
+            if found is None:
+                found = self.lookup(place, batch["ids"][:, first : first + 2])
             if self._is("detached_output", place, step):
                 found = found.detach()
             total = total + found
@@ -242,6 +369,9 @@ class Net(torch.nn.Module):
                 first = (first + 3) % (COLUMNS - 2)
                 total = total + self.lookup(place, batch["ids"][:, first : first + 2]) * 0.5
         return total
+
+    def _left_out(self, place: int, step: int | None) -> bool:
+        return self._is("untouched", place, step) or self._is("no_ids", place, step)
 
     def _is(self, name: str, place: int, step: int | None) -> bool:
         return any(self.place(each) == place and step in each["at"] for each in self.program.all(name))

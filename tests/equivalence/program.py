@@ -123,7 +123,7 @@ class Program:
 
 
 FAMILIES = {
-    "ps": ("job", "table", "use", "layer", "optimizer", "rate", "source", "batch", "loop"),
+    "ps": ("job", "table", "use", "layer", "optimizer", "rate", "source", "batch", "loop", "collected"),
     "collective": (
         *("world", "layer", "part", "strategy", "optimizer", "rate", "data"),
         *("style", "gradient", "event", "checkpoint"),
@@ -206,4 +206,5 @@ def draw(seed: int) -> Program:
     drawing.add("loop", rng.randint(1, 6))
     if refused:
         drawing.blocks.append(_made(rng, _pick(rng, [each for each in kinds if each.refused])))
+    drawing.add("collected", rng.random() < 0.4)  # the last, so the other blocks of a seed stay as they were
     return drawing.program(seed)

@@ -33,7 +33,7 @@ def run(*words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seeds", ["0:10", "10:40"])
+@pytest.mark.parametrize("seeds", ["0:2", "2:40"])
 def test_programs_are_as_in_one_process_or_refused(seeds: str) -> None:
     """Of every kind. What was found does not come back: one process warms up for all of them."""
     finds = [f"--repeat={find}" for find in FOUND]
@@ -64,7 +64,7 @@ def test_every_kind_of_block_is_drawn() -> None:
 def test_programs_of_a_seed_stay_what_they_are() -> None:
     """Finds are repeated by their seed."""
     text = "\n".join(str(block) for seed in range(300) for block in draw(seed).blocks)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "99851aae2c24ddf9"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "05d0106edbe364cc"
 
 
 @pytest.mark.slow

@@ -88,7 +88,10 @@ def test_a_port_that_somebody_listens_on(ports):
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"--metrics_port: port {port} is taken: process \d+") as raised:
             listening_socket("127.0.0.1", port, ports, [])
-    assert raised.value.hint == "End what has it, or choose another port. With 0 any free port is used."
+    assert (
+        raised.value.hint
+        == "End the program that uses the port, or choose another port. With 0, fleetrun chooses a free port."
+    )
 
 
 def test_a_port_of_the_job_itself(ports):
@@ -97,7 +100,7 @@ def test_a_port_of_the_job_itself(ports):
 
 
 def test_an_address_of_another_machine(ports):
-    with pytest.raises(UsageError, match=r"--metrics_host 192\.0\.2\.1 is not an address of this machine"):
+    with pytest.raises(UsageError, match=r"--metrics_host 192\.0\.2\.1 is not an address of this node"):
         listening_socket("192.0.2.1", 0, ports, [])
 
 

@@ -34,10 +34,11 @@ class File:
 
 
 class Made:
-    def __init__(self, make=None):
+    def __init__(self, monkeypatch, make=None):
         self.files = []
         self.warnings = []
-        self.event_files = EventFiles(Path("/runs"), self.warnings.append, make or self._make)
+        monkeypatch.setattr("fleetrun.exporters.tensorboard.EventFile", make or self._make)
+        self.event_files = EventFiles(Path("/runs"), self.warnings.append)
 
     def _make(self, folder):
         self.files.append(File(folder))
@@ -49,9 +50,9 @@ class Made:
 
 
 @pytest.fixture
-def made():
+def made(monkeypatch):
     File.full = False
-    return Made()
+    return Made(monkeypatch)
 
 
 def test_each_process_has_a_folder_by_its_rank_once_it_reports(made):
@@ -125,14 +126,14 @@ def test_a_full_disk_is_told_once_and_what_fits_later_is_written(made):
     assert [step for step, *_ in made.files[0].points] == [4]
 
 
-def test_a_folder_that_cannot_be_made_is_told_once_and_tried_again():
+def test_a_folder_that_cannot_be_made_is_told_once_and_tried_again(monkeypatch):
     def make(folder):
         if tries:
             raise tries.pop()
         return File(folder)
 
     tries = [PermissionError(errno.EACCES, "Permission denied") for _ in range(2)]
-    made = Made(make)
+    made = Made(monkeypatch, make)
     made.take(pod(), *(report(step=step, loss=1.0) for step in (1, 2, 3)))
     (warning,) = made.warnings
     assert "/runs" in warning

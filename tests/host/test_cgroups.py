@@ -22,10 +22,14 @@ from fleetrun.host.cgroups import Groups
         ("900000000 100000", len(os.sched_getaffinity(0))),
     ],
 )
-def test_a_quota_counts_as_cores(tmp_path: Path, quota: str, cores: int) -> None:
+def test_a_quota_counts_as_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     (tmp_path / "membership").write_text("0::/\n")
-    assert Groups(tmp_path, tmp_path / "membership").cores() == cores
+    monkeypatch.setattr("fleetrun.host.cgroups.ROOT", tmp_path)
+    monkeypatch.setattr("fleetrun.host.cgroups.MEMBERSHIP", tmp_path / "membership")
+    assert Groups().cores() == cores
 
 
 def test_the_quota_counts_wherever_cores_are_counted() -> None:

@@ -1,5 +1,7 @@
 """Which accelerators a launcher may hand out, with made-up machines."""
 
+from unittest.mock import patch
+
 import pytest
 
 from fleetrun.envs.contract import VISIBLE_VARIABLE
@@ -14,7 +16,8 @@ def found(value=None, *, present=4, kind="gpu"):
         "npu": "ASCEND_RT_VISIBLE_DEVICES",
     }
     environ = {} if value is None else {variable[kind]: value}
-    return detect(kind, environ, lambda asked: present if asked == kind else 0)
+    with patch("fleetrun.host.devices.count_devices", lambda asked: present if asked == kind else 0):
+        return detect(kind, environ)
 
 
 def choice(wanted, value):
@@ -54,7 +57,8 @@ def test_a_machine_without_any(value):
 def test_every_kind_has_its_own_variable(kind):
     assert found("1", kind=kind) == ("1",)
     other = "gpu" if kind != "gpu" else "xpu"
-    assert detect(kind, {VISIBLE_VARIABLE[other]: "1"}, lambda asked: 2) == ("0", "1")
+    with patch("fleetrun.host.devices.count_devices", lambda asked: 2):
+        assert detect(kind, {VISIBLE_VARIABLE[other]: "1"}) == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +82,16 @@ def test_what_is_chosen(value, wanted, chosen):
 @pytest.mark.parametrize(
     ("value", "wanted", "said"),
     [
-        (None, ("0", "4"), "--devices 0,4: there is no gpu 4; there are gpu 0 to 3"),
-        (None, ("7", "8"), "--devices 7,8: there is no gpu 7, 8; there are gpu 0 to 3"),
-        ("0", ("1",), "--devices 1: there is no gpu 1; there is CUDA_VISIBLE_DEVICES=0"),
-        ("2,3", ("0",), "--devices 0: there is no gpu 0; there is CUDA_VISIBLE_DEVICES=2,3"),
-        ("2,3", ("GPU-8f1d",), "there is no gpu GPU-8f1d; there is CUDA_VISIBLE_DEVICES=2,3"),
-        (",".join(UUIDS), ("2",), "there is no gpu 2; there is CUDA_VISIBLE_DEVICES=GPU-8f1d,GPU-02ab"),
+        (None, ("0", "4"), "--devices 0,4: gpu 4 does not exist; this node has gpu 0 to 3"),
+        (None, ("7", "8"), "--devices 7,8: gpu 7, 8 does not exist; this node has gpu 0 to 3"),
+        ("0", ("1",), "--devices 1: gpu 1 does not exist; this node has CUDA_VISIBLE_DEVICES=0"),
+        ("2,3", ("0",), "--devices 0: gpu 0 does not exist; this node has CUDA_VISIBLE_DEVICES=2,3"),
+        ("2,3", ("GPU-8f1d",), "gpu GPU-8f1d does not exist; this node has CUDA_VISIBLE_DEVICES=2,3"),
+        (
+            ",".join(UUIDS),
+            ("2",),
+            "gpu 2 does not exist; this node has CUDA_VISIBLE_DEVICES=GPU-8f1d,GPU-02ab",
+        ),
     ],
 )
 def test_what_is_not_there(value, wanted, said):

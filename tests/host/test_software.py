@@ -76,17 +76,17 @@ def test_what_is_no_such_text_is_nothing(text: str):
     ("other", "serious", "rest"),
     [
         (Software("3.11.7", SAME), [], []),
-        (Software("3.11.9", SAME), [], ["Python is 3.11.9 on node 1, 3.11.7 on the others"]),
-        (Software("3.12.1", SAME), ["Python is 3.12.1 on node 1, 3.11.7 on the others"], []),
+        (Software("3.11.9", SAME), [], ["Python is 3.11.9 on node 1, 3.11.7 elsewhere"]),
+        (Software("3.12.1", SAME), ["Python is 3.12.1 on node 1, 3.11.7 elsewhere"], []),
         (Software("3.11.7", {**SAME, "torch": "2.13.1"}), [],
-         ["torch is 2.13.1 on node 1, CPU on the others"]),
+         ["torch is 2.13.1 on node 1, CPU elsewhere"]),
         (Software("3.11.7", {**SAME, "torch": "2.12.0"}),
-         ["torch is 2.12.0 on node 1, CPU on the others"], []),
-        (Software("3.11.7", {"numpy": "2.1.0"}), ["torch is missing on node 1, CPU on the others"], []),
+         ["torch is 2.12.0 on node 1, CPU elsewhere"], []),
+        (Software("3.11.7", {"numpy": "2.1.0"}), ["torch is missing on node 1, CPU elsewhere"], []),
         (
             Software("3.11.7", {"torch": "2.13.0+cpu", "rich": "14"}), [],
-            ["2 packages differ: numpy is missing on node 1, 2.1.0 on the others; "
-             "rich is 14 on node 1, missing on the others"],
+            ["2 packages differ: numpy is missing on node 1, 2.1.0 elsewhere; "
+             "rich is 14 on node 1, missing elsewhere"],
         ),
         (Software("3.11.7", {"torch": "2.13.0+cpu"}), [], []),
     ],
@@ -102,7 +102,7 @@ def test_many_are_counted():
     one = Software("3.11.7", {f"p{number}": "1" for number in range(9)})
     other = Software("3.11.7", {f"p{number}": "2" for number in range(9)})
     said = differing_packages([("a", one), ("bcdef", other)])
-    assert said.startswith("9 packages differ: p0 is 1 on a, 2 on the others; p1 is ")
+    assert said.startswith("9 packages differ: p0 is 1 on a, 2 elsewhere; p1 is ")
     assert said.endswith("; 5 more")
     said = differing_packages([("bcdef", one), ("ghijkl", other)])
-    assert "p0 is 1 on b, c, d and 2 more, 2 on the others" in said
+    assert "p0 is 1 on b, c, d and 2 more, 2 elsewhere" in said

@@ -19,7 +19,7 @@ def loaded(text: str, environ: Mapping[str, str] | None = None, **files: str) ->
     for name, other in files.items():
         Path(f"{name}.toml").write_text(other)
     Path("job.toml").write_text(text)
-    return load_job_file("job.toml", environ or {})
+    return load_job_file("job.toml", environ or {}, "--config")
 
 
 def resolved(text: str, words: str = "", environ: Mapping[str, str] | None = None, **files: str) -> Resolved:

@@ -16,7 +16,7 @@ def in_a_folder(tmp_path, monkeypatch):
 
 def refusal(name: str = "job.toml") -> UsageError:
     with pytest.raises(UsageError) as caught:
-        read_documents(name)
+        read_documents(name, "--config")
     return caught.value
 
 
@@ -51,19 +51,19 @@ def test_what_is_no_file():
     assert refusal().message == "--config job.toml cannot be read: No such file or directory"
     assert "fleetrun init" in (refusal().hint or "")
     Path("job.toml").mkdir()
-    assert refusal().message == "--config job.toml is a directory"
-    assert "not a regular file" in refusal("/dev/null").message
+    assert refusal().message == "--config job.toml cannot be read: Is a directory"
+    assert "Not a regular file" in refusal("/dev/null").message
     assert "file name" in refusal("a\0b").message
 
 
 def test_a_fifo_that_nobody_writes_to_holds_nobody_up():
     os.mkfifo("job.toml")
-    assert "not a regular file" in refusal().message
+    assert "Not a regular file" in refusal().message
 
 
 def test_a_file_with_a_byte_order_mark_and_windows_lines():
     write(b"\xef\xbb\xbfscript = 'a.py'\r\njob_id = 'x'\r\n")
-    (page,) = read_documents("job.toml")
+    (page,) = read_documents("job.toml", "--config")
     assert page.tree == {"script": "a.py", "job_id": "x"}
     assert page.where(("job_id",)) == "job.toml:2"
 
@@ -73,7 +73,7 @@ def test_included_files_come_before_what_includes_them_and_are_found_beside_it()
     write("include = 'three.toml'", "one.toml")
     write("", "three.toml")
     write("", "conf/two.toml")
-    names = [page.name for page in read_documents("conf/job.toml")]
+    names = [page.name for page in read_documents("conf/job.toml", "--config")]
     assert names == ["conf/../three.toml", "conf/../one.toml", "conf/two.toml", "conf/job.toml"]
 
 
@@ -82,7 +82,7 @@ def test_one_file_may_be_included_twice():
     write('include = "common.toml"', "a.toml")
     write('include = "common.toml"', "b.toml")
     write("", "common.toml")
-    assert len(read_documents("job.toml")) == 5
+    assert len(read_documents("job.toml", "--config")) == 5
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_one_file_may_be_included_twice():
         ("include = 3", "job.toml:1: include must be a list of file names"),
         ("include = [1]", "job.toml:1: include must be a list of file names"),
         ("include = ['']", "job.toml:1: include must be a list of file names"),
-        ("include = ['.']", "job.toml:1: include . is a directory"),
+        ("include = ['.']", "job.toml:1: include . cannot be read: Is a directory"),
     ],
 )
 def test_an_include_that_cannot_be(text, expected):

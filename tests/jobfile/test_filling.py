@@ -62,7 +62,7 @@ def test_variables_fill_in_every_kind_of_value():
     [
         ("args = ['${NOPE}']", "job.toml:1: args uses ${NOPE}, which is not set", "[variables]"),
         ("args = ['${LRR}']\n[variables]\nLR = 1", "args uses ${LRR}", "Did you mean LR?"),
-        ("args = ['${a b}']", "job.toml:1: args has '${a b}'; a variable is ${NAME}", "$${"),
+        ("args = ['${a b}']", "job.toml:1: args has '${a b}'; write a variable as ${NAME}", "$${"),
         ("args = ['${}']", "has '${}'", ""),
         ("args = ['${x']", "has '${'", ""),
         ("args = ['${A}']\n[variables]\nA = '${B}'\nB = '${A}'", "job.toml:3: variables.A is defined", ""),

@@ -102,8 +102,8 @@ def test_roles_with_scripts_of_their_own_need_no_other(text, script, args):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("job_id = 'x'", "no script was given"),
-        ("server_num = 1\n[roles.server]\nscript = 's.py'", "no script was given"),
+        ("job_id = 'x'", "the script is missing"),
+        ("server_num = 1\n[roles.server]\nscript = 's.py'", "the script is missing"),
         ("server_num = 1\n[roles.trainer]\nscript = 't.py'", "[roles.server] has none"),
         ("[roles.trainer]\nscript = 't.py'\n[roles.evaluator]", "[roles.evaluator] has none"),
     ],
@@ -144,7 +144,7 @@ def test_the_same_launch_in_words():
 
 def test_what_all_machines_must_agree_on():
     one = agreed(resolved(SCRIPT + "[roles.evaluator]\ncount = 2\non = 'each'\nscript = 'd/e.py'"))
-    assert one["roles.evaluator"] == "2 on each machine"
+    assert one["roles.evaluator"] == "2 on each node"
     assert one["the script of roles.evaluator"] == "e.py"
     other = agreed(resolved(SCRIPT + "[environment]\nA = 'of this machine'"))
     assert other["roles.evaluator"] == "none"

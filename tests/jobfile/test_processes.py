@@ -85,9 +85,9 @@ def test_threads(table, more, environ, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("train.py", "none.py"), "there is no script none.py"),
-        (("eval.py", "none.py"), "there is no script none.py"),
-        (("pkg.server", "no_such_package.server"), "there is no module no_such_package"),
+        (("train.py", "none.py"), "the script none.py does not exist"),
+        (("eval.py", "none.py"), "the script none.py does not exist"),
+        (("pkg.server", "no_such_package.server"), "the module no_such_package does not exist"),
     ],
 )
 def test_the_script_of_every_role_is_looked_for(change, message):
@@ -105,7 +105,7 @@ def test_a_program_is_looked_for_on_the_path_that_it_will_have():
     Path("bin").mkdir()
     Path("bin/run-it").touch(mode=0o755)
     check_program(resolved("script = 'run-it'\n[environment]\nPATH = '${here}/bin'").settings)
-    with pytest.raises(LaunchError, match="no program run-it on PATH"):
+    with pytest.raises(LaunchError, match="the program run-it is neither on PATH"):
         check_program(resolved("script = 'run-it'").settings)
 
 
@@ -129,7 +129,7 @@ def test_devices_of_evaluators(text, ids, expected, warned):
 
 def test_devices_that_are_not_there():
     with pytest.raises(
-        UsageError, match=r"job.toml:2: roles.evaluator.resources.devices 1: there is no gpu 1"
+        UsageError, match=r"job.toml:2: roles.evaluator.resources.devices 1: gpu 1 does not exist"
     ):
         evaluator_devices(resolved(TWO).settings, ("0",), print, {})
 
@@ -153,6 +153,6 @@ def test_nobody_can_be_followed_who_is_not_there():
     )
     with pytest.raises(
         UsageError,
-        match=r"^job.toml:2: follow evaluator:0: there is no such process; this job has no evaluator",
+        match=r"^job.toml:2: follow evaluator:0: this process does not exist; this job has no evaluator",
     ):
         check_followed(job, nobody)

@@ -29,7 +29,7 @@ def launched(found: Resolved, *more: str, environ: dict[str, str] | None = None)
     argv, variables = again(recorded(found), more, FILE, environ or {})
     line = read(argv)
     named = [each.text for each in line.options if each.option.name == "config"]
-    file = {"file": load_job_file(named[0], variables)} if named else {}
+    file = {"file": load_job_file(named[0], variables, "--config")} if named else {}
     return resolve(line, variables, **file)
 
 
@@ -87,7 +87,7 @@ def test_another_file_in_that_place_is_left_alone(lines):
 
 def test_words_that_do_not_go_with_it():
     first = recorded(resolve(read(["x.py"]), {}))
-    with pytest.raises(UsageError, match=r"takes no script, but was given y\.py"):
+    with pytest.raises(UsageError, match=r"takes no script, but has y\.py"):
         again(first, ["y.py"], FILE, {})
     with pytest.raises(UsageError, match="--version cannot be combined"):
         again(first, ["--version"], FILE, {})
@@ -105,5 +105,5 @@ def test_words_that_do_not_go_with_it():
     ],
 )
 def test_a_record_that_does_not_tell(event):
-    with pytest.raises(UsageError, match="record has no record"):
+    with pytest.raises(UsageError, match="record does not contain the command"):
         Recorded.read(event, "record")

@@ -82,7 +82,7 @@ def test_what_is_one_machines_or_an_engines_is_not_handed_on():
         lambda environ, but: said,
     )
     rows = document(found).splitlines()
-    assert "# rank = 1  # of the machine on which it was typed" in rows
+    assert "# rank = 1  # of the node on which it was typed" in rows
     assert "max_restart = 4  # from PADDLE_MAX_RESTART" in rows
     assert not [row for row in rows if "sort_ip" in row or "save" in row or "dry_run" in row]
 
@@ -111,7 +111,7 @@ def test_a_link_is_not_followed():
     "text", ["", "a b", '"', "\\", "\n\t\r\x07\x1b\x7f", "ü 中 \U0001f600", "'''", "#=[]{}"]
 )
 def test_texts_come_back(text):
-    assert loaded(f"args = [{toml.text(text)}]").args == (text,)
+    assert loaded(f"args = [{toml.value(text)}]").args == (text,)
 
 
 # ---- the one to begin with
@@ -137,7 +137,7 @@ def test_each_line_of_it_is_right_when_it_is_taken_in(name):
 
 def test_its_tables_are_right_when_they_are_taken_in():
     text = write_job_file.template("train.py")
-    tables = text[text.index("# ---- Variables") :].replace("# [", "[").splitlines()
+    tables = text[text.index("# ---- Values of") :].replace("# [", "[").splitlines()
     rows = [re.sub(r"^# (\w+ = )", r"\1", row) for row in tables]
     file = loaded("script = 'x.py'\n" + "\n".join(rows))
     assert [str(wish.role) for wish in file.roles] == ["trainer", "ps", "evaluator"]

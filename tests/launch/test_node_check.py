@@ -73,7 +73,7 @@ def test_what_a_good_node_finds(tmp_path: Path):
     assert found.compute > 0 < found.memory
     assert (found.error, found.link_error, found.late) == ("", "", 0.0)
     assert found.took > 0
-    assert told == ["checking this machine (--check fast)"]
+    assert told == ["checking this node (--check fast)"]
 
 
 @pytest.mark.parametrize(("count", "way"), [(1, ""), (2, "no answer")])
@@ -83,5 +83,5 @@ def test_what_is_known_of_the_way_is_not_lost_when_the_rest_is_late(tmp_path, mo
     found, told = check(tmp_path, count)
     assert (found.link_error, found.error, found.late) == (way, "", 4.0)
     assert found.took > 900
-    assert told[1] == "check: this machine: the check took longer than 4 s"
-    assert told[2:] == ([f"check: the way to h1 (127.0.0.1): {way}"] if way else [])
+    assert told[1] == "check: this node: the check took longer than 4 s"
+    assert told[2:] == ([f"check: the link to h1 (127.0.0.1): {way}"] if way else [])

@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.errors import RendezvousError, StoreLostError
-from fleetrun.launcher.nodes import tells_for_job
+from fleetrun.launcher.nodes import notifies_for_job
 from fleetrun.launcher.notices import for_slack
 
 FAILED, LEFT, LOST = CauseKind.FAILED, CauseKind.LEFT, CauseKind.LOST
@@ -27,7 +27,7 @@ FAILED, LEFT, LOST = CauseKind.FAILED, CauseKind.LEFT, CauseKind.LOST
 )
 def test_one_machine_tells(why, rank, error, served, machine):
     cause = None if why is None else Cause(why=why, node="h", rank=rank)
-    found = [each for each in range(-1, 4) if tells_for_job(each, cause, error, served=served)]
+    found = [each for each in range(-1, 4) if notifies_for_job(each, cause, error, served=served)]
     assert found == [machine]
 
 

@@ -33,7 +33,7 @@ def test_a_python_script(here):
 
 def test_a_python_script_that_is_not_there(here):
     (here / "train.py").touch()
-    with pytest.raises(ScriptNotFoundError, match=r"there is no script trian\.py") as caught:
+    with pytest.raises(ScriptNotFoundError, match=r"the script trian\.py does not exist") as caught:
         prepare.check_python_script("trian.py")
     assert (caught.value.exit_code, caught.value.hint) == (127, "Did you mean train.py?")
 
@@ -78,7 +78,7 @@ def test_modules(here, module):
 
 @pytest.mark.parametrize("module", ["no_such_module_anywhere", "no_such.json"])
 def test_a_module_that_is_not_there(here, module):
-    with pytest.raises(ScriptNotFoundError, match=r"there is no module no_such") as caught:
+    with pytest.raises(ScriptNotFoundError, match=r"the module no_such\w* does not exist") as caught:
         prepare.check_module(module)
     assert caught.value.exit_code == 127
 
@@ -122,9 +122,9 @@ def test_a_program_that_may_not_be_executed(here):
 
 
 def test_a_program_that_is_not_there(here):
-    with pytest.raises(ScriptNotFoundError, match=r"there is no program \./run"):
+    with pytest.raises(ScriptNotFoundError, match=r"the program \./run does not exist"):
         prepare.check_executable("./run", "")
-    with pytest.raises(ScriptNotFoundError, match="no program run on PATH"):
+    with pytest.raises(ScriptNotFoundError, match="the program run is neither on PATH"):
         prepare.check_executable("run", "/usr/bin")
 
 
@@ -198,12 +198,12 @@ def test_a_machine_that_is_not_in_the_list_is_told_both():
 
 
 def test_two_names_of_this_machine():
-    assert "are both this machine" in refusal(f"--ips 127.0.0.1,localhost,{NOWHERE}")
-    assert "are both this machine" in refusal("--ips 127.0.0.1,127.0.0.2")
+    assert "are both this node" in refusal(f"--ips 127.0.0.1,localhost,{NOWHERE}")
+    assert "are both this node" in refusal("--ips 127.0.0.1,127.0.0.2")
 
 
 def test_loopback_among_others():
-    assert "127.0.0.1 in --ips means a different machine" in refusal(f"--ips 127.0.0.1,{NOWHERE}")
+    assert "127.0.0.1 in --ips means a different node" in refusal(f"--ips 127.0.0.1,{NOWHERE}")
 
 
 def test_a_rank_that_the_list_does_not_give():
@@ -219,13 +219,13 @@ def test_the_address_is_the_one_towards_the_meeting_point():
 
 def test_a_network_interface():
     assert site("--nnodes 2 --master 192.0.2.9:7 --nic lo").address == "127.0.0.1"
-    assert "there is no such network interface" in refusal("--nnodes 2 --master 192.0.2.9:7 --nic nonic")
+    assert "this network interface does not exist" in refusal("--nnodes 2 --master 192.0.2.9:7 --nic nonic")
     assert "127.0.0.1" in addresses()
 
 
 def test_a_host_that_is_not_this_machine():
     said = refusal(f"--nnodes 2 --master 192.0.2.9:7 --host {NOWHERE}")
-    assert f"{NOWHERE} is not an address of this machine" in said
+    assert f"{NOWHERE} is not an address of this node" in said
 
 
 def test_etcd_makes_even_one_machine_a_member():

@@ -16,7 +16,6 @@ import pytest
 from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.launcher.exports import Exports
-from fleetrun.launcher.joining import only_nodes_write
 from fleetrun.launcher.signals import Interrupts, dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
@@ -74,7 +73,7 @@ class Calls:
             interrupt=self.interrupts.append,
             written=self._written,
             resumed=self.resumed.append,
-            say=self.said.append,
+            show=self.said.append,
         )
 
     def _written(self):
@@ -243,17 +242,3 @@ def test_the_time_that_is_exported_never_goes_back():
     for earlier, later in itertools.pairwise(spent):
         assert all(later[kind] >= seconds for kind, seconds in earlier.items())
     assert spent[-1] == {"steps": 10.0, "start-up": 2.0, "restarts": 9.0}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "token", "only_nodes"),
-    [
-        ("10.0.0.1:6768", "", False),
-        ("10.0.0.1:6768", "s" * 16, True),
-        ("127.0.0.1:6768", "", True),
-        ("127.0.0.1:6768,10.0.0.1:6768", "", False),
-        ("etcd://127.0.0.1:2379", "s" * 16, False),
-    ],
-)
-def test_who_can_write_into_the_store(endpoint: str, token: str, only_nodes: bool):
-    assert only_nodes_write(endpoint, token) is only_nodes

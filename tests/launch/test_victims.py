@@ -1,7 +1,14 @@
 """Tracebacks are held back until the cause is known, in whatever pieces they arrive."""
 
+import pytest
+
+from fleetrun.envs.channels import ErrorRecord
+from fleetrun.envs.contract import Role
 from fleetrun.launcher.victims import Victims
+from fleetrun.pod.container import Ended
 from fleetrun.pod.loop import Timer
+from fleetrun.pod.process import Exit
+from tests.support.pods import spec_of
 
 LOST = b"""Traceback (most recent call last):
   File "train.py", line 7, in <module>
@@ -61,5 +68,21 @@ def test_a_lost_connection_is_shown_once_if_the_process_goes_on():
 
 def test_a_traceback_without_an_end_does_not_grow_for_ever():
     console = Console()
-    console.write(LOST[:40] + b"    x\n" * 20_000)
+    console.write(LOST[:40] + (b"    " + b"x" * 200 + b"\n") * 600)
     assert len(console.shown) > 100_000
+
+
+@pytest.mark.parametrize(("role", "blamed"), [(Role.TRAINER, True), (Role.EVALUATOR, False)])
+def test_an_evaluator_that_fails_first_explains_no_other_traceback(tmp_path, role, blamed):
+    console = Console()
+
+    def ended(role: Role, rank: int, message: str) -> Ended:
+        spec = spec_of(tmp_path, "exit 1", role, rank=rank)
+        record = ErrorRecord(message, "", 2.0)
+        return Ended(spec=spec, exit=Exit(1), pid=1, started=1.0, ended=2.0, attempt=0, record=record)
+
+    console.write(LOST)
+    console.victims.handle(ended(role, 1, "RuntimeError: a bad batch"))
+    console.victims.handle(ended(Role.TRAINER, 0, "RuntimeError: Connection closed by peer"))
+    console.victims.settle()
+    assert (console.shown == b"") is blamed

@@ -66,9 +66,9 @@ def test_retry_after(text, seconds):
     ("answer", "again", "after", "why"),
     [
         (200, None, 0, ""), (204, None, 0, ""),
-        (500, True, 0, "it answered 500"), ((429, 5), True, 5, "it answered 429"),
-        (404, False, 0, "it answered 404"), (302, False, 0, "it answered 302"),
-        ("close", True, 0, "it closed the connection"), ("garbage", True, 0, "BadStatusLine"),
+        (500, True, 0, "the server answered 500"), ((429, 5), True, 5, "the server answered 429"),
+        (404, False, 0, "the server answered 404"), (302, False, 0, "the server answered 302"),
+        ("close", True, 0, "the server closed the connection"), ("garbage", True, 0, "BadStatusLine"),
     ],
 )  # fmt: skip
 def test_answers_of_a_webhook(answer, again, after, why):
@@ -118,7 +118,7 @@ def test_one_notifier_does_not_wait_for_another(tmp_path):
 def test_what_cannot_be_told_is_a_warning_without_the_secret():
     with Webhook(404) as server:
         (warning,) = ran([["webhook", server.url, server.host]], MESSAGE)
-    assert warning == f"{server.host} was not told of the failure: it answered 404"
+    assert warning == f"cannot notify {server.host} of the failure: the server answered 404"
 
 
 class Talkative:
@@ -133,7 +133,7 @@ def test_what_a_notifier_of_another_package_raises_has_no_secret_when_it_is_told
     over.set()
     delivery.put(MESSAGE)
     delivery.finish()
-    assert told == ["sms was not told of the failure: ValueError: cannot reach sms://... (3 attempts)"]
+    assert told == ["cannot notify sms of the failure: ValueError: cannot reach sms://... (3 attempts)"]
 
 
 class Exits:
@@ -150,8 +150,8 @@ def test_one_that_calls_exit_failed(monkeypatch):
     monkeypatch.setitem(plugins.IN_TREE["notifiers"], "exits", f"{__name__}:Exits")
     told = ran([["exits", "at once", "exits"], ["exits", "later", "exits"]], MESSAGE)
     assert told == [
-        "the notifier 'exits' failed: SystemExit: 3; it sends no notifications",
-        "exits was not told of the failure: SystemExit: no such number (3 attempts)",
+        "the notifier 'exits' failed: SystemExit: 3; this notifier sends no notifications",
+        "cannot notify exits of the failure: SystemExit: no such number (3 attempts)",
     ]
 
 
@@ -179,7 +179,7 @@ def test_commands(tmp_path):
         [name, "echo no mail >&2; exit 3", name],
         [name, f"test -e {tmp_path}/later || {{ touch {tmp_path}/later; exit 75; }}", name],
     ]
-    assert ran(listed, MESSAGE) == ["command was not told of the failure: it ended with exit code 3: no mail"]
+    assert ran(listed, MESSAGE) == ["cannot notify command of the failure: exit code 3: no mail"]
     first, rest = told.read_text().split("\n", 1)
     assert first == "failure: a < b"
     assert json.loads(rest) == MESSAGE

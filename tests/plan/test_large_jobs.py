@@ -11,10 +11,10 @@ import pytest
 
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import Node
-from fleetrun.envs import contract
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.plan.topology import Host, Offer, pod_spec
+from trainers.roles.environment import identity_of
 
 NODES, PROCESSES = 12_500, 8
 ONE_STRING = 128 << 10
@@ -57,10 +57,10 @@ def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
 
     assert last.long_file is not None
     last.long_file.write_text(json.dumps(dict(last.long_values)))
-    member = contract.read(last.environment(0))
-    assert member.rank == NODES * PROCESSES - 1
-    assert member.cluster.trainers[-1] == member.endpoint == nodes[-1].offer.trainers[-1]
-    assert len(member.cluster.trainers) == NODES * PROCESSES
+    found = identity_of(last.environment(0))
+    assert found.index == NODES * PROCESSES - 1
+    assert found.trainers[-1] == nodes[-1].offer.trainers[-1]
+    assert len(found.trainers) == NODES * PROCESSES
 
 
 @pytest.mark.slow

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from fleetrun.plots.course import Course
+from fleetrun.record.history import read
 
 Event = dict[str, Any]
 BEGIN = 1_795_300_000.0
@@ -62,3 +66,12 @@ def write(folder: Path, events: Iterable[Event], job: str = "ads", pod: str = "a
     path = folder / f"{job}.{pod}.events.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in events))
     return path
+
+
+def course(
+    events: Iterable[Event], now: float | None = None, others: Sequence[Iterable[Event]] = ()
+) -> Course:
+    """As what a plot draws of a record, and of those of other nodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        first, *more = (write(Path(folder) / str(node), each) for node, each in enumerate([events, *others]))
+        return Course(read(first), now, more)

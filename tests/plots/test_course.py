@@ -4,20 +4,11 @@ import math
 
 import pytest
 
-from fleetrun.plots.course import (
-    Curve,
-    Fate,
-    course,
-    known_paces,
-    lonely,
-    median,
-    middle,
-    pace_of_steps,
-    thinned,
-)
+from fleetrun.plots.course import LATE, LOSS, SAMPLES, STEPS
 from tests.plots.record import (
     BEGIN,
     containers,
+    course,
     event,
     exited,
     launch,
@@ -29,11 +20,15 @@ from tests.plots.record import (
 
 
 def lives(found, name="trainer.0"):
-    return [(each.begin - BEGIN, each.end - BEGIN, each.fate, each.attempt) for each in found.lives[name]]
+    return [(each.begin - BEGIN, each.end - BEGIN, each.fate) for each in found.lives[name]]
 
 
-def plain(values):
-    return [None if math.isnan(value) else value for value in values]
+def times(line):
+    return [time - BEGIN for time, _ in line]
+
+
+def values(line):
+    return [None if math.isnan(value) else value for _, value in line]
 
 
 # ---- lives
@@ -42,17 +37,17 @@ def plain(values):
 @pytest.mark.parametrize(
     ("code", "asked", "fate"),
     [
-        (0, None, Fate.OK),
-        (0, 15, Fate.OK),
-        (3, None, Fate.FAILED),
-        (-9, None, Fate.FAILED),
-        (-15, 15, Fate.STOPPED),
-        (None, None, Fate.FAILED),
+        (0, None, "completed"),
+        (0, 15, "completed"),
+        (3, None, "failed"),
+        (-9, None, "failed"),
+        (-15, 15, "stopped by fleetrun"),
+        (None, None, "failed"),
     ],
 )
 def test_how_a_life_ended(code, asked, fate):
     found = course([launch("trainer.0"), started(1, "trainer.0"), exited(5, "trainer.0", code, asked)])
-    assert lives(found) == [(1, 5, fate, 0)]
+    assert lives(found) == [(1, 5, fate)]
 
 
 def test_each_attempt_is_a_life():
@@ -65,26 +60,25 @@ def test_each_attempt_is_a_life():
         exited(9, name),
     ]
     found = course([launch(name), *said, over(10)])
-    assert lives(found) == [(1, 2, Fate.FAILED, 0), (4, 9, Fate.OK, 1)]
+    assert lives(found) == [(1, 2, "failed"), (4, 9, "completed")]
     assert found.restarts == [BEGIN + 3]
-    assert (found.code, found.begin, found.end) == (0, BEGIN, BEGIN + 10)
+    assert (found.begin, found.end) == (BEGIN, BEGIN + 10)
 
 
 def test_what_runs_lasts_until_now():
     found = course([launch("trainer.0"), started(1, "trainer.0")], BEGIN + 60)
-    assert lives(found) == [(1, 60, Fate.RUNNING, 0)]
+    assert lives(found) == [(1, 60, "running")]
     assert found.end == BEGIN + 60
 
 
 def test_where_the_launcher_was_killed_nobody_knows():
     found = course([launch("trainer.0"), started(1, "trainer.0"), progress(8, "trainer.0", step=1)])
-    assert lives(found) == [(1, 8, Fate.UNKNOWN, 0)]
-    assert found.code is None
+    assert lives(found) == [(1, 8, "end not known")]
 
 
 def test_an_end_that_is_not_on_record_is_the_next_start():
     said = [launch("trainer.0"), started(1, "trainer.0"), started(5, "trainer.0", 1), exited(6, "trainer.0")]
-    assert lives(course(said)) == [(1, 5, Fate.UNKNOWN, 0), (5, 6, Fate.OK, 1)]
+    assert lives(course(said)) == [(1, 5, "end not known"), (5, 6, "completed")]
 
 
 def test_named_values_are_series_of_each_process_that_break_at_a_restart():
@@ -95,11 +89,11 @@ def test_named_values_are_series_of_each_process_that_break_at_a_restart():
     found = course(said)
     assert not found.curves, "values alone are neither loss nor speed"
     lr = found.values["lr"]
-    assert plain(lr["trainer", 0].values) == [0.1, 0.2, None, 0.6]
-    assert [time - BEGIN for time in lr["trainer", 0].times] == [1, 2, 5, 6]
-    assert plain(lr["trainer", 1].values) == [None]
+    assert values(lr["trainer", 0]) == [0.1, 0.2, None, 0.6]
+    assert times(lr["trainer", 0]) == [1, 2, 5, 6]
+    assert values(lr["trainer", 1]) == [math.inf]
     assert found.values["AUC/train"].keys() == {("trainer", 0)}
-    assert plain(found.values["odd"]["trainer", 0].values) == [None]
+    assert values(found.values["odd"]["trainer", 0]) == [math.inf]
 
 
 def test_a_number_of_a_table_is_the_sum_of_what_each_server_said_last():
@@ -111,12 +105,12 @@ def test_a_number_of_a_table_is_the_sum_of_what_each_server_said_last():
     assert not found.curves
     assert found.tables.keys() == {"rows"}
     assert found.tables["rows"].keys() == {"user"}
-    assert found.tables["rows"]["user"].values == [10, 15, 25]
+    assert values(found.tables["rows"]["user"]) == [10, 15, 25]
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_life():
     found = course([launch("trainer.0"), started(10, "trainer.0"), exited(4, "trainer.0")])
-    assert lives(found) == [(10, 10, Fate.OK, 0)]
+    assert lives(found) == [(10, 10, "completed")]
 
 
 def test_processes_are_in_the_order_of_the_launch_and_called_as_messages_do():
@@ -138,22 +132,21 @@ def test_processes_of_other_nodes_are_there_but_what_happened_to_the_job_is_ther
     own = [launch("trainer.0"), started(1, "trainer.0"), again, event(7, "hung"), exited(9, "trainer.0")]
     more = [*own[:-1], exited(8, "trainer.0", 3), over(20)]
     found = course(own, None, [more])
-    assert (found.restarts, found.hangs, found.code) == ([BEGIN + 5], [BEGIN + 7], None)
-    assert lives(found) == [(1, 9, Fate.OK, 0)]
-    assert lives(found, "trainer.0@0") == [(1, 8, Fate.FAILED, 0)]
+    assert (found.restarts, found.hangs) == ([BEGIN + 5], [BEGIN + 7])
+    assert found.spans == course(own).spans
+    assert lives(found) == [(1, 9, "completed")]
+    assert lives(found, "trainer.0@1") == [(1, 8, "failed")]
 
 
 # ---- curves
 
 
 def test_a_curve_for_each_rank():
-    found = course(training(["trainer.0", "trainer.3"]))
-    assert list(found.curves) == [("trainer", 0), ("trainer", 3)]
-    curve = found.curves["trainer", 3]
-    assert curve.title == "trainer 3"
-    assert [time - BEGIN for time in curve.times] == list(range(1, 100, 10))
-    assert curve.losses == [1 / at for at in range(1, 100, 10)]
-    assert (found.paced, found.lossy) == (True, True)
+    curves = course(training(["trainer.0", "trainer.3"])).curves
+    assert list(curves[LOSS]) == [("trainer", 0), ("trainer", 3)]
+    assert times(curves[LOSS]["trainer", 3]) == list(range(1, 100, 10))
+    assert values(curves[LOSS]["trainer", 3]) == [1 / at for at in range(1, 100, 10)]
+    assert set(values(curves[SAMPLES]["trainer", 3])) == {32.0}
 
 
 def test_a_line_breaks_where_an_attempt_ends():
@@ -161,29 +154,28 @@ def test_a_line_breaks_where_an_attempt_ends():
     said = [progress(1, name, loss=3.0, step=1), progress(2, name, loss=2.0, step=2)]
     again = [started(5, name, 1), progress(6, name, loss=2.5, step=1)]
     found = course([launch(name), started(0, name), *said, exited(3, name, 1), *again])
-    assert plain(found.curves["trainer", 0].losses) == [3.0, 2.0, None, 2.5]
+    assert values(found.curves[LOSS]["trainer", 0]) == [3.0, 2.0, None, 2.5]
 
 
-def test_the_first_pace_of_an_attempt_is_the_one_after_it():
+def test_a_report_without_a_pace_or_a_loss_breaks_no_line():
     name = "trainer.0"
     said = [progress(1, name, step=0, loss=1.0), progress(2, name, step=9, loss=1.0, rate=50.0)]
     found = course(
         [started(0, name), *said, progress(3, name, step=10), progress(4, name, step=11, rate=40.0)]
     )
-    assert plain(found.curves["trainer", 0].paces) == [50.0, 50.0, None, 40.0]
+    assert values(found.curves[SAMPLES]["trainer", 0]) == [50.0, 40.0]
+    assert values(found.curves[LOSS]["trainer", 0]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("loss", ["nan", "NaN", "inf", "-Infinity", math.nan, 1e300, "text"])
 def test_a_loss_that_is_no_number(loss):
     found = course([progress(1, "trainer.0", step=1, loss=1.0), progress(2, "trainer.0", step=2, loss=loss)])
-    curve = found.curves["trainer", 0]
-    assert plain(curve.losses) == [1.0, None]
-    assert curve.broken == [BEGIN + 2]
+    assert values(found.curves[LOSS]["trainer", 0]) == [1.0, math.inf]
 
 
 def test_a_job_that_reports_steps_only():
     found = course([progress(at, "trainer.0", step=at) for at in range(3)])
-    assert (found.paced, found.lossy) == (False, False)
+    assert list(found.curves) == [STEPS]
 
 
 # ---- whatever stands in a record
@@ -216,9 +208,9 @@ HOSTILE = [
 @pytest.mark.parametrize("said", HOSTILE, ids=str)
 def test_odd_events_are_no_trouble(said):
     found = course([said, *training(["trainer.1"])])
-    assert lives(found, "trainer.1") == [(0.5, 100, Fate.OK, 0)]
+    assert lives(found, "trainer.1") == [(0.5, 100, "completed")]
     assert not found.hangs
-    assert all(abs(loss) < 1e30 for each in found.curves.values() for loss in each.losses if loss == loss)
+    assert all(abs(loss) < 1e30 or loss == math.inf for _, loss in found.curves[LOSS].get(("trainer", 0), []))
 
 
 def test_an_empty_record():
@@ -226,77 +218,11 @@ def test_an_empty_record():
     assert (found.begin, found.end, found.lives, found.curves) == (0.0, 0.0, {}, {})
 
 
-# ---- Curves made fit for a picture.
-
-
-def curve(losses, rank=0):
-    made = Curve("trainer", rank)
-    for time, loss in enumerate(losses):
-        made.point(float(time), loss, loss * 10, float(time) if loss == loss else math.nan)
-    return made
-
-
-def points_of(values):
-    return [None if math.isnan(value) else value for value in values]
-
-
-def test_a_short_curve_stays():
-    made = curve([1.0, 2.0, 3.0])
-    assert thinned(made, 3) is made
-
-
-def test_a_long_one_is_the_mean_of_neighbours():
-    thin = thinned(curve([float(number) for number in range(1000)]), 100)
-    assert len(thin.times) == 100
-    assert (thin.losses[0], thin.times[0], thin.paces[0], thin.steps[0]) == (4.5, 4.5, 45.0, 4.5)
-
-
-def test_gaps_stay_gaps():
-    thin = thinned(curve([1.0] * 20 + [math.nan] + [2.0] * 19), 10)
-    assert points_of(thin.losses) == [1.0] * 5 + [None] + [2.0] * 5
-
-
-def test_what_broke_is_kept():
-    made = curve([1.0] * 100)
-    made.broken = [50.0]
-    assert thinned(made, 10).broken == [50.0]
-
-
-def test_the_middle_of_many():
-    curves = [curve([float(rank)] * 11, rank) for rank in (1, 2, 9)]
-    times, values = middle(curves, [each.losses for each in curves], 5)
-    assert set(values) == {2.0}
-    assert times == pytest.approx([0.5, 2.5, 4.5, 6.5, 8.5, 10]), "the mean times of its points"
-
-
-def test_there_is_none_where_most_say_nothing():
-    curves = [
-        curve([1.0] * 5 + [math.nan] * 4 + [1.0] * 2),
-        curve([3.0] * 11),
-        curve([2.0] * 5 + [math.nan] * 6),
-    ]
-    _, values = middle(curves, [each.losses for each in curves], 10)
-    assert points_of(values) == [2.0] * 5 + [None] * 4 + [2.0] * 2
-    assert middle([], [], 10) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("values", "found"), [([3.0], 3.0), ([1.0, 9.0, 2.0], 2.0), ([1.0, 2.0], 1.5), ([math.nan, 4.0], 4.0)]
-)
-def test_median(values, found):
-    assert median(values) == found
-
-
-def test_the_median_of_nothing():
-    assert math.isnan(median([math.nan]))
-
-
 def test_the_pace_in_steps():
-    made = Curve("trainer", 0)
-    for time, step in ((0.0, 0.0), (2.0, 10.0), (2.0, 11.0), (3.0, 4.0), (4.0, math.nan), (5.0, 9.0)):
-        made.point(time, 1.0, math.nan, step)
-    paces = pace_of_steps(made)
-    assert (paces.times, points_of(paces.values)) == ([2.0, 3.0, 5.0], [5.0, None, 2.5])
+    steps = [(0, 0), (2, 10), (2, 11), (3, 4), (5, 9), (6, math.nan), (7, 20), (9, 24)]
+    found = course([progress(at, "trainer.0", step=step) for at, step in steps])
+    line = found.curves[STEPS]["trainer", 0]
+    assert (times(line), values(line)) == ([0, 2, 3, 5, 7, 9], [None, 5.0, None, 2.5, 5.5, 2.0])
 
 
 def test_reports_without_a_new_step_and_the_last_one_of_a_process_have_no_pace():
@@ -305,27 +231,11 @@ def test_reports_without_a_new_step_and_the_last_one_of_a_process_have_no_pace()
     said = [progress(at, name, step=10 * at, loss=1 / at, rate=320.0) for at in (1, 2, 3, 4)]
     said += [progress(9, name, step=40, loss=1 / 4, rate=0.0, age=0.5), exited(20, name)]
     late = progress(20, name, step=41, loss=0.5, rate=12.0, age=2.0)
-    for events, times in ((said, [1, 2, 3, 4]), ([*said[:-1], late, said[-1]], [1, 2, 3, 4, 18])):
-        curve = course([launch(name), started(0, name), *events]).curves["trainer", 0]
-        assert [time - BEGIN for time in curve.times] == times
-        assert points_of(known_paces(curve).values) == [320.0] * (3 if len(times) == 4 else 4)
-        assert points_of(pace_of_steps(curve).values) == [10.0] * (2 if len(times) == 4 else 3)
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ([], []),
-        ([1.0, 2.0, 3.0], [0, 1, 2]),
-        ([math.nan] * 20, []),
-        ([1.0] * 20, []),
-        ([math.nan, 1.0] * 20, [*range(1, 40, 2)]),
-        ([1.0, math.nan, *[1.0] * 20, math.nan, 1.0], [0, 23]),
-    ],
-)
-def test_points_that_no_line_shows(values, found):
-    """Of a job that fails after each report no line can be drawn at all."""
-    assert lonely(values) == found
+    for events, at in ((said, [1, 2, 3, 4]), ([*said[:-1], late, said[-1]], [1, 2, 3, 4, 18])):
+        curves = course([launch(name), started(0, name), *events]).curves
+        assert times(curves[LOSS]["trainer", 0]) == at
+        assert values(curves[SAMPLES]["trainer", 0]) == [320.0] * (len(at) - 1)
+        assert values(curves[STEPS]["trainer", 0]) == [None] + [10.0] * (len(at) - 2)
 
 
 def test_which_ranks_came_late():
@@ -334,9 +244,8 @@ def test_which_ranks_came_late():
         event(60, "lateness", late=[{"rank": 1, "share": 0.3, "seconds": 0.04}, {"rank": 0, "share": 7}]),
         event(120, "lateness", late="?"),
         event(180, "lateness", late=[{"rank": "1", "share": 1}, {"rank": -1, "share": 1}, 3, {"rank": 2}]),
+        event(240, "lateness", late=[{"rank": 1, "share": 1}]),
     ]
-    found = course([launch("trainer.0", "trainer.1"), *said])
-    assert [at - BEGIN for at, _ in found.late] == [60, 120, 180]
-    assert found.late[0][1] == {1: 0.3, 0: 1.0}
-    assert found.late[1][1] == {}
-    assert found.late[2][1] == {}
+    found = course([launch("trainer.0", "trainer.1"), *said]).curves[LATE]
+    assert list(found) == [("trainer", 1)]
+    assert found["trainer", 1] == [(BEGIN + 60, 30), (BEGIN + 120, 0), (BEGIN + 180, 0), (BEGIN + 240, 100)]

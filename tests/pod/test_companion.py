@@ -33,7 +33,7 @@ class Made:
         self.exits = []
         self.enough = lambda: False
         self.it = Companion(
-            self.loop, self.companions, argv, ENVIRONMENT, heard=self._heard, ended=self._ended, keep=keep
+            self.loop, self.companions, argv, ENVIRONMENT, received=self._heard, ended=self._ended, keep=keep
         )
 
     def _heard(self, line):
@@ -196,8 +196,8 @@ def test_a_descriptor_is_kept(make):
 def test_one_that_cannot_be_started_leaves_nothing(argv, kind):
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
     companions = set()
-    with pytest.raises(kind, match=r"no such program|embedded null|surrogates"):
-        Companion(Loop(), companions, argv, ENVIRONMENT, heard=print)
+    with pytest.raises(kind, match=r"the program does not exist|embedded null|surrogates"):
+        Companion(Loop(), companions, argv, ENVIRONMENT, received=print, ended=print)
     assert companions == set()
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "the loop's"  # noqa: PTH208
 
@@ -207,7 +207,7 @@ def test_one_that_cannot_be_started_leaves_nothing(argv, kind):
 
 def companions_are_no_strays():
     loop, companions = Loop(), set()
-    made = Companion(loop, companions, ["sleep", "1000"], ENVIRONMENT, heard=print)
+    made = Companion(loop, companions, ["sleep", "1000"], ENVIRONMENT, received=print, ended=print)
     stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     stray.returncode = 0  # the sweep reaps it
     processes.ask_strays({*companions, os.getpgid(0)})
@@ -226,7 +226,9 @@ def companions_are_no_strays():
 
 
 def a_companion_that_ended_is_left_to_its_handle():
-    made = Companion(Loop(), companions := set(), ["sh", "-c", "exit 7"], ENVIRONMENT, heard=print)
+    made = Companion(
+        Loop(), companions := set(), ["sh", "-c", "exit 7"], ENVIRONMENT, received=print, ended=print
+    )
     wait_until(lambda: state_of(made.pid) == "Z")
     assert not processes.has_children(companions)
     processes.end_descendants(0.0, but=companions)

@@ -6,7 +6,6 @@ import pytest
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
-from fleetrun.control.server import JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import Failure, Restarting, Started
@@ -15,6 +14,7 @@ from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
 from tests.support.record_lines import happened, set_pod
+from tests.support.status import job_status
 
 DECISIONS = [
     (Restart(after=0.0, number=1, limit=3), "restart 1 of 3 of evaluator 0 now; log "),
@@ -53,7 +53,7 @@ def test_on_the_console(tmp_path, decision, told, mode, alone):
 
 @pytest.mark.parametrize(("decision", "told"), DECISIONS)
 def test_on_the_board(tmp_path, decision, told):
-    status = JobStatus()
+    status = job_status()
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
     pod = PodSpec(

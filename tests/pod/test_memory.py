@@ -13,6 +13,7 @@ import pytest
 from fleetrun.pod import memory
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.memory import MemoryStore
+from tests.control.test_server import no_descriptor_left
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.memory import Store
 
@@ -166,3 +167,27 @@ def test_one_that_only_connects_or_hangs_up_does_no_harm(path: Path):
     assert Store(str(path)).give("") == {}
     for asking in idle:
         asking.close()
+
+
+def test_without_a_free_descriptor_the_launcher_pauses(tmp_path: Path):
+    """A socket with a client that waits is readable again immediately, without end."""
+    now = [0.0]
+    loop = Loop(clock=lambda: now[0])
+    store = MemoryStore(loop, tmp_path / "p.memory")
+    assert store.open() is None
+
+    def turn() -> None:
+        loop.after(0.0, loop.stop)
+        loop.run()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client, no_descriptor_left():
+        client.connect(str(tmp_path / "p.memory"))
+        turn()
+        listener = store._listener
+        assert listener is not None
+        assert listener.fileno() not in loop._handlers
+    now[0] += 2
+    turn()
+    assert listener.fileno() in loop._handlers
+    store.close()
+    loop.close()

@@ -246,7 +246,7 @@ def test_a_process_that_says_so():
     [
         ("RuntimeError: Timed out waiting 8000ms for send operation to complete", True),
         ("DistNetworkError: Connection reset by peer", True),
-        ("ServerError: server 1 at 127.0.0.1:5 has not answered PULL for 60 s", True),
+        ("ServerError: server 1 at 127.0.0.1:5 did not answer PULL within 60 s. See its log.", True),
         ("TrainerLostError: trainer 1 is lost", True),
         ("ServerError: server 0 refused PUSH (FAILED): the journal cannot be written", False),
         ("ValueError: bad input", False),

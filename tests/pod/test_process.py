@@ -148,7 +148,7 @@ def test_a_child_does_not_inherit_that_sigttou_is_ignored(child):
 
 @pytest.mark.parametrize("name", ["no-such-program-anywhere", "/no/such/program", "/etc/passwd/program"])
 def test_a_program_that_is_not_there(nowhere, name):
-    with pytest.raises(ScriptNotFoundError, match="no such program") as caught:
+    with pytest.raises(ScriptNotFoundError, match="the program does not exist") as caught:
         Process.spawn((name,), ENVIRONMENT, nowhere)
     assert caught.value.exit_code == 127
     assert name in caught.value.message
@@ -158,7 +158,7 @@ def test_a_script_whose_interpreter_is_not_there(tmp_path, nowhere):
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    with pytest.raises(ScriptNotExecutableError, match="interpreter is not there") as caught:
+    with pytest.raises(ScriptNotExecutableError, match="interpreter does not exist") as caught:
         Process.spawn((str(script),), ENVIRONMENT, nowhere)
     assert caught.value.exit_code == 126
 
@@ -297,6 +297,14 @@ def test_a_failed_leader_may_be_reaped_alone(child):
     made.process.reap()
     assert not ended(helper)
     os.kill(helper, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("with_group", [False, True])
+def test_a_process_that_another_caller_reaped_is_no_success(child, with_group):
+    made = child("exit 0")
+    made.wait()
+    os.waitpid(made.process.pid, 0)
+    assert made.process.reap(with_group=with_group) == Exit(1)
 
 
 @pytest.mark.parametrize(

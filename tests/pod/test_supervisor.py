@@ -446,7 +446,7 @@ def test_a_signal_during_the_wait_for_a_restart_starts_nothing(job):
 
 def let_time_pass(supervision):
     """For the grace and for the kernel, until a process is left behind."""
-    if not any("of SIGKILL" in line for line in supervision.story):
+    if not any("after SIGKILL" in line for line in supervision.story):
         supervision.clock.advance(LET_GO)
         supervision.soon(lambda: let_time_pass(supervision))
 
@@ -493,7 +493,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(job, mode, restarts, int
     result = supervision.run()
     made[0]()
     assert result.code == code
-    assert result.left_behind.startswith("trainer 0 did not end within 15 s of SIGKILL")
+    assert result.left_behind.startswith("trainer 0 did not end within 15 s after SIGKILL")
     assert sum(result.left_behind in line for line in supervision.story) == 1
     assert supervision.told("started trainer.0 trainer.1") == 1
 
@@ -517,7 +517,7 @@ def test_a_server_that_cannot_be_killed_is_left_behind(job, end):
     result = supervision.run()
     made[0]()
     assert result.code == (125 if end == "restart" else 0)
-    assert result.left_behind.startswith("server 0 did not end within 15 s of SIGKILL")
+    assert result.left_behind.startswith("server 0 did not end within 15 s after SIGKILL")
     assert supervision.told("started ps.0 trainer.0") == 1
 
 
@@ -543,7 +543,7 @@ def held(supervision, name):
     """Suspend the processes as after a suspension of the launcher. A shell whose child stops between vfork
     and exec is in state D.
     """
-    supervision.supervisor.hold()
+    supervision.supervisor.hold(True)
     eventually(lambda: state_of(supervision.container(name).process.pid) in ("T", "D"))
 
 
@@ -591,7 +591,7 @@ def test_processes_that_are_released_go_on(job):
     def ready():
         held(supervision, "trainer.0")
         (supervision.folder / "go").touch()
-        supervision.supervisor.release()
+        supervision.supervisor.hold(False)
 
     supervision.on("trainer.0 ready", ready)
     assert supervision.run().code == 0
@@ -799,7 +799,7 @@ def turn(supervision):
 
 def test_what_had_started_before_a_failed_start_is_heard_of_no_more(job, tmp_path):
     supervision = job({"trainer.0": "sleep 100", "trainer.1": tmp_path / "nothing"})
-    with pytest.raises(LaunchError, match="there is no such program"):
+    with pytest.raises(LaunchError, match="the program does not exist"):
         supervision.run()
     process = supervision.container("trainer.0").process
     eventually(lambda: process.ended)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from fleetrun.probe.states import MALFORMED, Frame, Group, Peer, RankState, nccl_timeouts, read_state
+from fleetrun.decoding import WRONG
+from fleetrun.probe.states import Frame, Group, Peer, RankState, nccl_timeouts, read_state
 
 REDUCE = {
     "group": "0",
@@ -169,7 +170,7 @@ def test_the_place_is_of_the_users_own_code():
     ids=str,
 )
 def test_what_is_malformed(wrong):
-    with pytest.raises(MALFORMED):
+    with pytest.raises(WRONG):
         read_state({**SAID, **wrong})
 
 

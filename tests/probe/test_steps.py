@@ -41,7 +41,7 @@ class Script:
         parameter.grad = torch.ones(2)
         return kind([parameter], lr=0.1)
 
-    def said(self):
+    def last_words(self):
         found = []
         while True:
             try:
@@ -51,7 +51,7 @@ class Script:
 
     def told(self):
         self.steps.end()
-        return [each["step"] for each in self.said()]
+        return [each["step"] for each in self.last_words()]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_first_and_the_last_step_are_reported_and_two_a_second_between(scrip
     for _ in range(50):
         script.a.step()
     script.steps.end()
-    first, *between, last = script.said()
+    first, *between, last = script.last_words()
     assert (first["mark"], first["step"], last["step"]) == ("p.trainer.0", 1, 50)
     assert len(between) < 5
     assert script.told() == []
@@ -140,7 +140,7 @@ def test_a_descriptor_that_the_script_closed_and_uses_is_the_scripts(script):
     script.steps.end()
     with pytest.raises(BlockingIOError):
         other.recv(100)
-    assert [each["step"] for each in script.said()] == [1, 2]
+    assert [each["step"] for each in script.last_words()] == [1, 2]
     mine.close()
     other.close()
 
@@ -162,7 +162,7 @@ def test_a_child_reports_nothing(script):
         script.steps.end()
         os._exit(0)
     os.waitpid(child, 0)
-    assert [each["step"] for each in script.said()] == [1]
+    assert [each["step"] for each in script.last_words()] == [1]
 
 
 # ---- with `trainers.progress` in the process
@@ -170,25 +170,25 @@ def test_a_child_reports_nothing(script):
 
 class Wire:
     def __init__(self):
-        self.said = []
+        self.last_words = []
 
     def send(self, datagram):
-        self.said.append(json.loads(datagram).get("step"))
+        self.last_words.append(json.loads(datagram).get("step"))
         return True
 
 
 @pytest.fixture
 def meter(script):
     made = Meter("p.trainer.0", Wire(), clock=iter(range(1000)).__next__)
-    script.steps.tell = made.optimizer_stepped
+    script.steps.report = made.optimizer_stepped
     return made
 
 
 def test_it_reports_instead(script, meter):
     script.a.step()
     script.a.step()
-    assert meter._channel.said == [1, 2]
-    assert script.said() == []
+    assert meter._channel.last_words == [1, 2]
+    assert script.last_words() == []
     assert meter.last_step()[0] == 2
 
 
@@ -197,14 +197,14 @@ def test_a_script_that_counts_its_steps_is_believed(script, meter):
     meter.report(step=100)
     script.a.step()
     meter.step()
-    assert meter._channel.said == [1, 100, 101]
+    assert meter._channel.last_words == [1, 100, 101]
 
 
 def test_its_first_step_is_the_first_whatever_an_optimizer_did_before(script, meter):
     for _ in range(3):
         script.a.step()
     meter.step()
-    assert meter._channel.said == [1, 2, 3, 1]
+    assert meter._channel.last_words == [1, 2, 3, 1]
 
 
 def test_a_runtime_that_counts_is_believed(script, meter):
@@ -212,7 +212,7 @@ def test_a_runtime_that_counts_is_believed(script, meter):
     script.a.step()
     script.a.step()
     meter.counted(1)
-    assert meter._channel.said == [1]
+    assert meter._channel.last_words == [1]
 
 
 # ---- in an answer

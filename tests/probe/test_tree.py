@@ -45,7 +45,7 @@ def test_one_ends_where_others_go_deeper():
 
 def test_what_is_not_known_and_a_stop():
     assert merged([state(0), state(1, note="stopped by a signal")]) == (
-        "trainer 0: it is not known where",
+        "trainer 0: at an unknown place",
         "trainer 1: stopped by a signal",
     )
 

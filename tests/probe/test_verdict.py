@@ -59,7 +59,7 @@ def test_one_that_gloo_has_ended_for_the_size_of_what_it_received():
     """Of what it had called nothing is left. Of two ranks both may be wrong; of more it is the odd one if all
     others made the same call.
     """
-    ended = rank(1, alive=False, symptom=True, said=GLOO, how="was killed by SIGABRT", answered=False)
+    ended = rank(1, alive=False, symptom=True, last_words=GLOO, how="was killed by SIGABRT", answered=False)
     verdict = there(rank(0, call(4, dtypes="Double"), ranks=(0, 1)), ended)
     assert (verdict.kind, verdict.ranks) == ("mismatch", (0, 1))
     for noun in (

@@ -118,7 +118,7 @@ def test_a_checkpoint_is_remembered_until_the_process_is_another(room):
     room.say(step=4)
     room.turn()
     assert [room.receiver.has_saved(name) for name in ("trainer.0", "trainer.1")] == [True, False]
-    room.receiver.begun("trainer.0")
+    room.receiver.started("trainer.0")
     assert not room.receiver.has_saved("trainer.0")
 
 
@@ -191,7 +191,7 @@ def test_last_words_that_nobody_has_read_yet_are_read_at_the_end(room):
 def test_a_new_process_begins_with_nothing(room):
     room.say(step=900, loss=0.1, samples=9000)
     room.turn()
-    room.receiver.begun("trainer.0")
+    room.receiver.started("trainer.0")
     assert room.receiver.latest("trainer.0") is None
     room.say(step=1)
     room.turn()
@@ -203,7 +203,7 @@ def test_a_new_process_begins_with_nothing(room):
 
 def test_a_socket_that_a_cleaner_of_old_files_took_is_there_at_the_next_start(room):
     room.path.unlink()
-    room.receiver.begun("trainer.0")
+    room.receiver.started("trainer.0")
     room.say(step=1)
     room.turn()
     latest = room.receiver.latest("trainer.0")
@@ -312,7 +312,7 @@ def test_what_stands_in_the_way_ends_nothing(tmp_path, obstacle):
     room = Room(path)
     assert isinstance(room.receiver.open(), OSError)
     room.receiver.pod(pod_of(tmp_path, 4))
-    room.receiver.begun("trainer.0")
+    room.receiver.started("trainer.0")
     room.receiver.ended("trainer.0")
     room.receiver.settle()
     assert room.receiver.latest("trainer.0") is None

@@ -11,12 +11,12 @@ from fleetrun.record.history import (
     Known,
     UnreadableError,
     events_of,
+    has_end,
     is_running,
     names,
     number,
     parsed,
     read,
-    says_its_end,
 )
 from fleetrun.record.history import records as found_in
 from fleetrun.record.journal import Journal, journal_path
@@ -157,15 +157,15 @@ def test_what_is_no_record_is_refused_at_once(path: Path, kind: str):
 def test_where_no_lock_tells_the_end_of_the_record_does(path: Path):
     path.write_bytes(line("launch"))
     with path.open("r+b") as file:
-        assert not says_its_end(file)
+        assert not has_end(file)
         file.truncate(1 << 40)  # nobody could read all of this
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + line("exited", how='"event": "over"'))
-        assert not says_its_end(file)
+        assert not has_end(file)
         file.write(line("over", code=1, report=["x" * 100_000]))
-        assert says_its_end(file)
+        assert has_end(file)
         file.write(line("lost", events=3))
-        assert says_its_end(file)
+        assert has_end(file)
 
 
 def test_all_events_one_after_the_other(path: Path):

@@ -197,9 +197,8 @@ class Marked:
         self.marks = Marks(self.path, self.loop, wall=lambda: self.loop.now, ask=self.ask)
 
     def ask(self, folder):
-        if self.deaf:
-            raise OSError
-        self.asked += 1
+        self.asked += not self.deaf
+        return not self.deaf
 
     def write(self, name, data=b"line\n"):
         with self.logs[name].open("ab") as file:
@@ -225,11 +224,11 @@ def test_nothing_is_written_and_nothing_waits_while_nothing_happens(marked):
 def test_the_first_write_is_noted_at_once_and_the_next_a_moment_later(marked):
     marked.marks.start(marked.logs)
     marked.write("trainer.1")
-    marked.marks.told()
+    marked.marks.handle_write()
     assert marked.lines == ["# trainer.0 trainer.1", "rest 0.01", "1000.00 1:5"]
     marked.write("trainer.1")
     marked.write("trainer.0")
-    marked.marks.told()
+    marked.marks.handle_write()
     assert len(marked.lines) == 3, "within the moment"
     marked.loop.next()
     assert marked.lines[3:] == ["1000.01 0:5 1:10"]
@@ -241,7 +240,7 @@ def test_logs_that_grow_without_end_are_noted_less_often_and_later_again_at_once
     marked.marks.start(marked.logs)
     began = marked.loop.now
     marked.write("trainer.0")
-    marked.marks.told()
+    marked.marks.handle_write()
     while marked.loop.now < began + 100:
         marked.write("trainer.0")
         marked.loop.next()
@@ -251,7 +250,7 @@ def test_logs_that_grow_without_end_are_noted_less_often_and_later_again_at_once
     marked.loop.next()
     marked.loop.now += 60
     marked.write("trainer.1")
-    marked.marks.told()
+    marked.marks.handle_write()
     assert marked.lines[-1] == f"{marked.loop.now:.2f} 1:5"
     assert [line for line in marked.lines if line.startswith("rest")][-1] == "rest 0.01"
 
@@ -260,7 +259,7 @@ def test_who_else_writes_there_does_not_wake_us_without_end(marked):
     marked.marks.start(marked.logs)
     began, looks = marked.loop.now, 0
     while marked.loop.now < began + 100:
-        marked.marks.told()
+        marked.marks.handle_write()
         marked.loop.next()
         looks += 1
     assert looks < 200 + 21 * 100
@@ -281,9 +280,9 @@ def test_the_end_of_a_process_is_noted_at_once(marked):
     marked.marks.start(marked.logs)
     marked.write("trainer.0")
     marked.write("trainer.1")
-    marked.marks.heard({"event": "exited", "container": "trainer.1"})
-    marked.marks.heard({"event": "exited", "container": "nobody"})
-    marked.marks.heard({"event": "started", "container": "trainer.0"})
+    marked.marks.handle({"event": "exited", "container": "trainer.1"})
+    marked.marks.handle({"event": "exited", "container": "nobody"})
+    marked.marks.handle({"event": "started", "container": "trainer.0"})
     assert marked.lines[2:] == ["1000.00 1:5"]
 
 
@@ -292,14 +291,14 @@ def test_the_last_lines_are_noted_at_the_end(marked):
     marked.write("trainer.0")
     marked.marks.close()
     marked.marks.close()
-    marked.marks.told()
+    marked.marks.handle_write()
     assert marked.lines[2:] == ["1000.00 0:5"]
 
 
 def test_what_is_cut_off_the_head_is_noted(marked):
     marked.marks.start(marked.logs)
     marked.write("trainer.0", b"x" * 9000)
-    marked.marks.told()
+    marked.marks.handle_write()
     data = marked.logs["trainer.0"].read_bytes()
     marked.logs["trainer.0"].write_bytes(data[4096:])
     marked.marks.cut(marked.logs["trainer.0"], 4096)
@@ -312,7 +311,7 @@ def test_a_log_that_was_deleted_is_passed_over(marked):
     marked.marks.start(marked.logs)
     marked.logs["trainer.0"].unlink()
     marked.write("trainer.1")
-    marked.marks.told()
+    marked.marks.handle_write()
     assert marked.lines[2:] == ["1000.00 1:5"]
 
 
@@ -326,7 +325,7 @@ def test_a_bad_place_for_the_notes_harms_nothing(marked, kind):
         marked.marks = Marks(marked.path.parent / "none" / "x.marks", marked.loop)
     marked.marks.start(marked.logs)
     marked.write("trainer.0")
-    marked.marks.told()
+    marked.marks.handle_write()
     marked.marks.close()
 
 
@@ -334,7 +333,7 @@ def test_the_rest_grows_with_the_file(tmp_path):
     marked = Marked(tmp_path)
     marked.marks.start(marked.logs)
     marked.write("trainer.0")
-    marked.marks.told()
+    marked.marks.handle_write()
     marked.marks._file.written = 20 << 20
     while "rest 4" not in marked.lines:
         marked.write("trainer.0")
@@ -348,7 +347,7 @@ def test_a_reader_sees_what_was_noted(marked):
     marked.marks.start(marked.logs)
     for _ in range(3):
         marked.write("trainer.0")
-        marked.marks.told()
+        marked.marks.handle_write()
         marked.loop.next()
     reader = MarksReader(marked.path)
     reader.read()

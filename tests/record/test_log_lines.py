@@ -435,13 +435,13 @@ def test_the_notes_of_the_launcher_are_understood(job, tmp_path):
         def clock(self):
             return job.now
 
-    marks = Marks(tmp_path / "real.marks", Still(), wall=lambda: job.now, ask=lambda fd: None)
+    marks = Marks(tmp_path / "real.marks", Still(), wall=lambda: job.now, ask=lambda fd: True)
     merged = Merged(job.logs, tmp_path / "real.marks", 100.0, lambda: job.now)
     marks.start(job.logs)
     for moment, number, text in ((101.0, 1, "b0\n"), (102.0, 0, "a0\n"), (103.0, 1, "b1\n")):
         job.now = moment
         job.write(number, text)
-        marks.heard({"event": "exited", "container": f"trainer.{number}"})
+        marks.handle({"event": "exited", "container": f"trainer.{number}"})
     marks.close()
     assert [(line.text, line.moment) for line in merged.so_far(everything)] == [
         (b"b0", 101.0), (b"a0", 102.0), (b"b1", 103.0),

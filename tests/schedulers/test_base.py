@@ -80,7 +80,7 @@ def test_processes_and_devices_of_a_machine(words: list[str], expected: tuple[in
 
 def test_as_many_as_there_are_is_no_number_to_ask_for():
     job = submission("--nproc_per_node", "gpu", "t.py")
-    with pytest.raises(UsageError, match="does not say how many GPUs"):
+    with pytest.raises(UsageError, match="gives no number of GPUs"):
         gpus(job)
 
 

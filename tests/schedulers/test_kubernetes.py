@@ -279,7 +279,7 @@ def test_the_secret_is_named_and_never_written():
 
 def test_whom_to_notify_comes_out_of_a_secret():
     words = (*BASE, "--notify=https://h/kept-secret", "--notify_on=failure")
-    with pytest.raises(UsageError, match="--notify is not passed"):
+    with pytest.raises(UsageError, match="--notify does not reach"):
         documents(*words)
     text = json.dumps(documents(*words, "--scheduler_option", "notify_secret=hooks"))
     assert (
@@ -308,9 +308,9 @@ def test_names_are_labels_of_dns(words: tuple[str, ...], name: str):
     [
         (("--scheduler=kubernetes",), "needs --image"),
         ((*BASE, "--scheduler_option", "kind=pod"), "kind=pod: it must be job, jobset or trainjob"),
-        (("--scheduler=kubernetes", "--image=i", "--ips=a,b"), "Kubernetes chooses the machines"),
-        ((*BASE, "--nproc_per_node=gpu"), "does not say how many GPUs"),
-        ((*BASE, "--npus=0,1"), "which resource of Kubernetes a npu is"),
+        (("--scheduler=kubernetes", "--image=i", "--ips=a,b"), "Kubernetes chooses the nodes"),
+        ((*BASE, "--nproc_per_node=gpu"), "gives no number of GPUs"),
+        ((*BASE, "--npus=0,1"), "Kubernetes resource for a npu"),
     ],
 )
 def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
@@ -391,16 +391,6 @@ def test_it_is_printed_as_documents_that_kubectl_takes():
     assert [each["kind"] for each in yaml.safe_load_all(printed(made))] == ["Service", "Job"]
 
 
-def test_without_pyyaml_it_is_json(tmp_path: Path):
-    """A Python that cannot import it."""
-    (tmp_path / "yaml.py").write_text("raise ImportError")
-    root = Path(__file__).resolve().parents[2]
-    argv = [sys.executable, "-m", "fleetrun", *BASE, "train.py"]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{root}"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    assert [each["kind"] for each in json.loads(done.stdout)["items"]] == ["Service", "Job"]
-
-
 def test_a_misspelt_option_is_refused():
     with pytest.raises(UsageError, match="knd: kubernetes has no such option; it has apply"):
         scheduler("kubernetes").submit(submission(*BASE, "--scheduler_option", "knd=job", "train.py"))
@@ -441,7 +431,7 @@ def test_with_apply_kubectl_gets_it(tmp_path: Path):
 
 
 def test_what_kubectl_refuses_is_an_error(tmp_path: Path):
-    with pytest.raises(LaunchError, match="kubectl did not take the job: no"):
+    with pytest.raises(LaunchError, match="kubectl did not accept the job: no"):
         Handing(tmp_path, 1).submit(*BASE, "--scheduler_option", "apply=1")
 
 

@@ -29,7 +29,7 @@ def test_a_single_rank_is_one_machine():
 
 def test_where_they_cannot_know_where_to_meet_it_asks():
     several = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}
-    with pytest.raises(UsageError, match="nothing says where they can meet") as caught:
+    with pytest.raises(UsageError, match="but their master is unknown") as caught:
         place(several)
     assert caught.value.hint is not None
     assert "--nnodes 2 --master HOST:PORT" in caught.value.hint

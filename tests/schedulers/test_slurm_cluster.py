@@ -87,7 +87,7 @@ def test_the_tasks_of_srun_have_the_spares_among_them(on_slurm: OnSlurm):
     script = on_slurm.fleetrun.script("tell('in', os.environ['WORLD_SIZE'])\nwait_for_go()")
     launch = on_slurm.start("--spares=1", script, prefix=("srun", "--nodes=2", "--ntasks=3"))
     launch.until_told("in 2", 2)
-    launch.until_err("this node is a spare, and waits")
+    launch.until_err("this node waits as a spare")
     launch.go()
     assert launch.wait() == 0, launch
     assert len(launch.told("in 2")) == 2
@@ -246,7 +246,7 @@ def test_a_job_that_slurm_refuses_says_why(on_slurm: OnSlurm):
         "--scheduler=slurm", "--scheduler_option", "partition=none", on_slurm.fleetrun.script("")
     )
     assert launch.code == 125, launch
-    assert "sbatch did not take the job: " in launch.said
+    assert "sbatch did not accept the job: " in launch.said
     assert "invalid partition specified: none" in launch.said
 
 

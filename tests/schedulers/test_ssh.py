@@ -126,7 +126,7 @@ def test_whom_to_notify_goes_with_the_secret_of_the_job():
         ((), "needs --ips"),
         (("--ips=h1", "--scheduler_option", "prot=22"), "prot: ssh has no such option"),
         (("--ips=h1", "--scheduler_option", "env=A"), "env=A: that is an option now"),
-        (("--ips=h1", "--env", "NO_SUCH"), "NO_SUCH: that variable is not set here"),
+        (("--ips=h1", "--env", "NO_SUCH"), "NO_SUCH: this variable is not set"),
         (("--ips=h1", "--env", f"A={'x' * 70_000}"), "come to .* bytes; ssh carries 60000"),
     ],
 )
@@ -295,7 +295,7 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     [
         (("127.0.0.1", "127.0.0.3"), {}, 125, "127.0.0.3: no connection, no sshd listens there"),
         (("127.0.0.1", "x.invalid"), {}, 125, "x.invalid: no connection, no host has this name"),
-        (HOSTS, {"user": "nobody"}, 125, ": no connection, the key was not accepted"),
+        (HOSTS, {"user": "nobody"}, 125, ": no connection, the host did not accept your key"),
         (HOSTS, {"python": "/no/such/python"}, 127, ": fleetrun did not start there (sh: 1: exec: /no/such"),
         (HOSTS, {"dir": "/no/such/folder"}, 2, ": fleetrun did not start there (sh: 1: cd: can't cd to /no"),
     ],
@@ -315,7 +315,7 @@ def test_a_host_with_another_key_is_not_trusted(over_ssh: OverSsh):
     over_ssh.server.trust(over_ssh.server.folder / "user_key.pub")
     launch = over_ssh.run(over_ssh.script("stay()"), hosts=HOSTS[:1])
     assert launch.code == 125, launch
-    assert "127.0.0.1: no connection, its key is not the known one" in launch.said
+    assert "127.0.0.1: no connection, its host key is unknown" in launch.said
 
 
 @pytest.mark.ssh
@@ -335,7 +335,7 @@ def test_nothing_of_a_session_stays_on_the_server(over_ssh: OverSsh):
         (SshExit(True, 0, 0), 0, ""),
         (SshExit(True, 3, 3), 3, "h1: fleetrun ended with exit code 3"),
         (SshExit(True, 255, 255), 255, "h1: fleetrun ended with exit code 255"),
-        (SshExit(True, None, 255), 125, "h1: the connection was lost; its processes end there"),
+        (SshExit(True, None, 255), 125, "h1: the connection was lost; the processes on this host end"),
         (SshExit(True, None, -9, cut=True), 125, ""),
         (SshExit(False, None, -9, cut=True), 125, ""),
         (
@@ -346,7 +346,7 @@ def test_nothing_of_a_session_stays_on_the_server(over_ssh: OverSsh):
         (
             SshExit(False, None, 255, ("@@@", "Host key verification failed.", "@@@")),
             125,
-            "h1: no connection, its key is not the known one, or none is known: connect once by hand "
+            "h1: no connection, its host key is unknown or has changed: connect once by hand "
             "(Host key verification failed.)",
         ),
         (SshExit(False, None, 255), 125, "h1: no connection, ssh failed"),
@@ -369,4 +369,4 @@ def test_a_host_without_fleetrun_is_told_apart(client: int, said: str, code: int
     verdict = judge_end("h1", SshExit(False, None, client, (said,)))
     assert verdict.code == code
     assert verdict.message.startswith(f"h1: fleetrun did not start there ({said})")
-    assert not verdict.begun
+    assert not verdict.started

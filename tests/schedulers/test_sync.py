@@ -97,7 +97,7 @@ def test_a_host_with_a_full_disk_is_named(over_ssh: OverSsh, project: Path):
         (project / "data").write_bytes(os.urandom(200_000))
         launch = sync(over_ssh)
         assert launch.code == 125, launch
-        assert f"{HOSTS[1]}: the code did not get there: No space left on device" in launch.said
+        assert f"{HOSTS[1]}: the code did not reach this host: No space left on device" in launch.said
         assert not list(trees.glob("*.new"))
     finally:
         subprocess.run(["umount", trees], check=True)

@@ -87,7 +87,7 @@ def test_code_in_the_log_directory_is_told(project: Path):
     assert [each.name for each in found.entries] == ["train.py"]
     assert isinstance(job.console, KeptConsole)
     assert job.console.said == [
-        "INFO Not sent, as it is in the log directory: log/__init__.py; --log_dir names another"
+        "INFO Not sent, because it is in the log directory: log/__init__.py; --log_dir names another"
     ]
 
 
@@ -210,8 +210,11 @@ def test_a_tree_that_is_too_large_says_what_is(project: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--scheduler=ssh", "--ips=h", "--sync=none", "train.py"), "--sync none: there is no such folder"),
-        (("--scheduler=ssh", "--ips=h", "--sync=a", "train.py"), "which is not in that folder"),
+        (
+            ("--scheduler=ssh", "--ips=h", "--sync=none", "train.py"),
+            "--sync none: this directory does not exist",
+        ),
+        (("--scheduler=ssh", "--ips=h", "--sync=a", "train.py"), "which is not in this directory"),
         (("--scheduler=ssh", "--ips=h", "--sync=.", "ignored.py"), "--sync . does not have ignored.py"),
         (("--sync=.", "train.py"), "--sync . needs --scheduler ssh, slurm, srun or kubernetes"),
         (("--scheduler=local", "--sync=.", "train.py"), "--sync . needs --scheduler"),
@@ -268,11 +271,12 @@ def sent(found: Tree, trees: Path) -> Path:
     return trees / found.digest
 
 
-def test_it_arrives_as_it_was(project: Path, trees: Path):
+def test_it_arrives_as_it_was(project: Path, trees: Path, monkeypatch: pytest.MonkeyPatch):
     odd_files()
     found = tree()
     there = sent(found, trees)
-    assert read_tree(str(there), trees, within=there).digest == found.digest
+    monkeypatch.chdir(there)
+    assert read_tree(".", trees).digest == found.digest
     assert (there / "run.sh").stat().st_mode & 0o100
     assert not (there / "a/f").stat().st_mode & 0o100
     assert (there / "empty/inner").is_dir()
@@ -341,10 +345,10 @@ def test_a_signal_ends_reading_and_packing(project: Path):
 
 def test_files_that_change_while_they_are_packed_are_an_error(project: Path):
     make("f")
-    for text, named in (("g", "files"), ("longer", "f")):
+    for text in ("g", "longer"):
         found = tree()
         Path("f").write_text(text)
-        with pytest.raises(UsageError, match=f": {named} changed during the read"):
+        with pytest.raises(UsageError, match=": files changed during the read"):
             found.archive()
 
 
@@ -355,7 +359,7 @@ def test_an_archive_that_is_cut_or_another_leaves_nothing(project: Path, trees: 
     with found.archive() as archive:
         data = archive.read()
     cut = {"begin": 5, "middle": len(data) // 2, "end": len(data) - 20_000}[where]
-    with pytest.raises((TreeError, EOFError)):
+    with pytest.raises(TreeError, match="cannot be unpacked"):
         unpack(trees, found.digest, io.BytesIO(data[:cut]))
     with pytest.raises(TreeError, match="does not match its digest"):
         unpack(trees, "0" * 32, io.BytesIO(data))
@@ -381,7 +385,7 @@ def test_nothing_is_written_through_a_link(trees: Path, tmp_path: Path):
         tar.addfile(link)
         tar.addfile(tarfile.TarInfo("a/x"))
     data.seek(0)
-    with pytest.raises(TreeError, match="below a link"):
+    with pytest.raises(TreeError, match="outside"):
         unpack(trees, "0" * 32, data)
     assert not (tmp_path / "x").exists()
 

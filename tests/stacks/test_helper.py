@@ -23,8 +23,9 @@ from tests.support.stacks import program
 class Place:
     """A loop, and what was heard in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
+        self.monkeypatch = monkeypatch
         self.clock = Clock()
         self.loop = Loop(self.clock)
         self.companions: set[int] = set()
@@ -36,7 +37,8 @@ class Place:
         return self.taker(argv).take([], self._then)
 
     def taker(self, argv: Sequence[str]) -> Taker:
-        return Taker(self.loop, self.companions, "it hangs", argv)
+        self.monkeypatch.setattr("fleetrun.stacks.helper.helper_command", lambda module: argv)
+        return Taker(self.loop, self.companions, "it hangs")
 
     def _then(self, lines: tuple[str, ...], states: list[State]) -> None:
         self.heard.append(lines)
@@ -53,7 +55,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(companion, "_DEAF", 60.0)  # a busy machine lets one wait that was killed
-    made = Place(tmp_path)
+    made = Place(tmp_path, monkeypatch)
     yield made
     made.loop.close()
 
@@ -72,13 +74,13 @@ def test_it_is_asked_and_what_it_says_is_heard(place: Place):
     [
         (
             "echo 'Traceback'; echo 'ImportError: no'; exit 1",
-            "the stacks could not be taken: ImportError: no",
+            "cannot take the stacks: ImportError: no",
         ),
-        ("exit 3", "the stacks could not be taken: exited with code 3"),
-        ("kill -9 $$", "the stacks could not be taken: was killed by SIGKILL"),
-        ("echo '{}'", "the stacks could not be taken: {}"),
-        ("echo '[1]'", "the stacks could not be taken: [1]"),
-        ("echo '{\"stacks\": 3}'", 'the stacks could not be taken: {"stacks": 3}'),
+        ("exit 3", "cannot take the stacks: exited with code 3"),
+        ("kill -9 $$", "cannot take the stacks: was killed by SIGKILL"),
+        ("echo '{}'", "cannot take the stacks: {}"),
+        ("echo '[1]'", "cannot take the stacks: [1]"),
+        ("echo '{\"stacks\": 3}'", 'cannot take the stacks: {"stacks": 3}'),
     ],
 )
 def test_what_goes_wrong_is_said_in_their_place(place: Place, script: str, words: str):
@@ -91,7 +93,7 @@ def test_it_does_not_take_for_ever(place: Place):
     place.take(f'read line <"{place.folder}/never"')
     place.loop.after(0.0, lambda: place.clock.advance(50.0))
     (said,) = place.run()
-    assert said.startswith("the stacks could not be taken within")
+    assert said.startswith("cannot take the stacks within")
     assert place.companions == set()
 
 
@@ -99,7 +101,7 @@ def test_one_that_cannot_be_started_is_said_so_and_not_at_once(place: Place):
     place.taker([str(place.folder / "nothing")]).take([], place._then)
     assert place.heard == []
     (said,) = place.run()
-    assert "there is no such program" in said
+    assert "the program does not exist" in said
 
 
 def test_called_off_nothing_is_heard_and_nothing_left(place: Place):

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fleetrun.pod.process import children_of, with_all_below
 from fleetrun.stacks import processes
 from tests.support.stacks import MARK, waiting
 from tests.support.waiting import eventually
@@ -50,12 +51,15 @@ def test_pythons_below_a_process_are_found_and_helpers_are_not(tmp_path: Path):
         "print('ready', flush=True)\ntime.sleep(1000)\n"
     )
     with waiting(tmp_path, text) as (target, _):
-        below = processes._below  # all of them: the shell too
-        eventually(lambda: len(processes.python_below(target.pid)) == 1 and len(list(below(target.pid))) == 3)
+
+        def below() -> list[int]:  # all of them: the shell too
+            return with_all_below(children_of(target.pid))
+
+        eventually(lambda: len(processes.python_below(target.pid)) == 1 and len(below()) == 3)
         (found,) = processes.python_below(target.pid)
         command = Path(f"/proc/{found}/cmdline").read_bytes()
         assert b"getpid" in command
-        for pid in list(below(target.pid)):
+        for pid in below():
             os.kill(pid, 9)
 
 

@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,17 @@ _START_S = 100.0
 """Seconds. For hangs."""
 _WARM_S = 280.0
 """It imports torch first, which a disk that is busy may take minutes for; tests have 300."""
-_LATER = ("pytest", "encodings.idna", "fleetrun.envs.curve", "fsspec", "trainers.ps.runtime")
+_LATER = (
+    "pytest",
+    "encodings.idna",
+    "fleetrun.envs.curve",
+    "fsspec",
+    "tests.support.scripts",
+    "torch.distributed.checkpoint",
+    "trainers.inference",
+    "trainers.ps.runtime",
+    "trainers.ps.server_runtime",
+)
 """What members import only when they need it. Most of them do."""
 
 
@@ -71,11 +82,13 @@ class Forked:
 
 
 class Forker:
-    """The process from which others are forked. Not for use by several threads at once."""
+    """The process from which others are forked, which imports `more` modules too. Not for use by several
+    threads at once.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *more: str) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forking"],
+            [sys.executable, "-m", "tests.support.forking", *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
@@ -211,10 +224,9 @@ def _warm() -> None:
     from trainers import fleet  # noqa: F401
     from trainers.data.warm import use_columns
     from trainers.ps import SparseEmbedding, read_values  # noqa: F401
-    from trainers.ps.kernels.batch import unique
     from trainers.ps.tables.warm import EVERYTHING
 
-    for name in _LATER:
+    for name in (*_LATER, *sys.argv[1:]):
         importlib.import_module(name)
     torch.set_num_threads(1)
     weight = torch.nn.Parameter(torch.ones(1))
@@ -222,9 +234,10 @@ def _warm() -> None:
         weight.sum().backward()
         optimizer.step()  # the first one imports half of torch
     torch.save(weight, io.BytesIO())
-    unique(torch.arange(3))
     for use in (*EVERYTHING, use_columns):
         use()
+    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
+        each.atexit = False  # torch's would take half of the time of a member that does little
     gc.freeze()  # no member looks through what all of them share
 
 

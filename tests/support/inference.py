@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.client
 import json
 import os
@@ -110,7 +111,7 @@ def forked(forker: Forker, folder: Path, *words: str) -> Forked:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "execve", become)
-        became = CliRunner().invoke(serve.command, words).exception
+        became = CliRunner().invoke(copy.copy(serve.command), words).exception  # click caches its options
     assert isinstance(became, _Became), became
     log = folder / "serve.log"
     log.write_bytes(b"")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,3 +34,28 @@ def isolated(case: Callable[..., None], *arguments: str | int) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def in_fork(case: Callable[..., None], *arguments: object) -> str:
+    """Run a function in a forked process, where it may lower limits and change users; return what it printed.
+
+    The process has torch already. Raises AssertionError with its traceback when it fails.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                sys.stdout = output
+                case(*arguments)
+                code = 0
+            except BaseException:  # noqa: BLE001  # the test shows it
+                traceback.print_exc(file=output)
+            finally:
+                output.flush()
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        output.seek(0)
+        text = output.read()
+    assert status == 0, text
+    return text

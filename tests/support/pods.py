@@ -29,9 +29,10 @@ from fleetrun.pod.events import (
 )
 from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import Budget, GiveUp, Restart
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, GiveUp, Restart
+from fleetrun.pod.process import kill_marked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.pod.supervisor import Inspect, Supervisor
+from fleetrun.pod.supervisor import Inspect, Supervisor, start_cold
 
 _OOM = OomWatch()  # one for all pods: it keeps a descriptor
 _BOUND = 120.0
@@ -112,7 +113,9 @@ class Supervision:
         self.supervisor = Supervisor(
             self.pod, self.loop, Budget(restarts, backoff=backoff), self.handle,
             stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
-            out_of_memory=_OOM.killed, peers=peers, inspect=inspect, last_step=lambda containers: self.step,
+            out_of_memory=_OOM.killed, peers=peers, last_step=lambda containers: self.step, restarts=0,
+            inspect=inspect or (lambda containers, ended, then: None), has_saved=lambda container: False,
+            spent=NOTHING_SPENT, hangs=None, ready=start_cold, end_marked=kill_marked,
         )  # fmt: skip
 
     def _spec(self, folder: Path, scripts: Scripts, mode: Mode, hook: str | None) -> PodSpec:

@@ -20,7 +20,7 @@ CALLS: list[Callable[[Fleet], object]] = [
 @pytest.mark.parametrize("call", CALLS)
 def test_checkpoints_are_for_collective_jobs(call: Callable[[Fleet], object]) -> None:
     for fleet in (trainer(), server()):
-        with pytest.raises(UsageError, match=r"belongs to collective training.*ps_configs durability"):
+        with pytest.raises(UsageError, match=r"is for collective training.*ps_configs durability"):
             call(fleet)
 
 

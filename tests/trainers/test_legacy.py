@@ -82,7 +82,7 @@ def test_fields_that_do_nothing_here_say_what_does() -> None:
 @pytest.mark.parametrize("wrong", [DistributeTranspilerConfig, {"sync_mode": True}, True])
 def test_what_is_no_strategy(wrong: Any) -> None:
     with pytest.raises(
-        UsageError, match=r"give a fleet\.DistributedStrategy or a DistributeTranspilerConfig"
+        UsageError, match=r"Pass a fleet\.DistributedStrategy or a DistributeTranspilerConfig"
     ):
         strategy_of(wrong)
 
@@ -103,5 +103,5 @@ def test_fleet_takes_it_where_it_takes_a_strategy() -> None:
     assert strategy(fleet).a_sync
     fleet.distributed_optimizer(optimizer, config(split_method="HashName"))
     assert (strategy(fleet).a_sync, strategy(fleet).ps().split_method) == (False, "HashName")
-    with pytest.raises(UsageError, match="the strategy is 5"):
+    with pytest.raises(UsageError, match="The strategy is 5"):
         worker(strategy=5)

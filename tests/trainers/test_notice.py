@@ -116,7 +116,7 @@ thread = threading.Thread(target=signals.listen, args=([signal.SIGTERM],))
 thread.start()
 thread.join()
 """
-    assert told(text, tmp_path) == ["the first fleet.stop_requested() must be called in the main thread"]
+    assert told(text, tmp_path) == ["Make the first call of fleet.stop_requested() in the main thread."]
 
 
 def test_a_worker_obeys_its_parents_sigterm_only(tmp_path: Path) -> None:

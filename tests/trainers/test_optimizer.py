@@ -203,7 +203,7 @@ def test_gradients_that_another_minimize_has_left_are_not_mixed_with_the_scripts
     pair = Pair(DistributedOptimizer)
     pair.optimizers[0].minimize(pair.made(0))
     pair.judged(0).backward()
-    with pytest.raises(UsageError, match="call zero_grad"):
+    with pytest.raises(UsageError, match="Call zero_grad"):
         pair.optimizers[1].minimize(pair.judged(1))
     pair.optimizers[1].zero_grad()
     pair.optimizers[1].minimize(pair.judged(1))

@@ -40,7 +40,7 @@ def test_what_a_process_cannot_do_it_refuses(call: str):
     for kind, process in ((TrainerRuntime, trainer), (ServerRuntime, server)):
         if call not in vars(kind):
             with pytest.raises(
-                UsageError, match=rf"^fleet\.{call}\(\) was called on a (trainer|server); move"
+                UsageError, match=rf"^fleet\.{call}\(\) was called on a (trainer|server)\. Move"
             ):
                 getattr(process(), call)()
 
@@ -48,7 +48,7 @@ def test_what_a_process_cannot_do_it_refuses(call: str):
 def test_a_collective_job_refuses_what_needs_servers():
     runtime = object.__new__(CollectiveRuntime)  # without a process group
     for call in PASSED_ON - vars(CollectiveRuntime).keys():
-        with pytest.raises(UsageError, match=rf"^fleet\.{call}\(\) belongs to parameter-server training"):
+        with pytest.raises(UsageError, match=rf"^fleet\.{call}\(\) is for training with parameter servers"):
             runtime.ask(call)
 
 

@@ -155,9 +155,9 @@ def save(
     def ordered() -> _Order:
         contents = Contents(model, optimizer, state or {})
         if not is_whole(step) or step < 0:
-            raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
+            raise UsageError(f"The step of a checkpoint is {step!r}; it must be a whole number of at least 0")
         if keep < 1:
-            raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
+            raise UsageError(f"keep is {keep!r}; it must be at least 1")
         checkpoints, tensors = open_directory(directory), contents.tensors(ranks.rank, ranks.world)
         return _Order(
             checkpoints=checkpoints,
@@ -207,7 +207,7 @@ def keep_newest(
 
     made = done(everything)
     # This also keeps ranks together. The memory has two versions per rank, and one must be of a common step.
-    due, *_ = ranks.all_tell(lambda: made()[1])
+    due, *_ = ranks.gather(lambda: made()[1])
     memory.save(step, made()[0], name=os.fspath(directory), neighbour=neighbour)
     if due:
         _written = time.monotonic()
@@ -244,18 +244,18 @@ def load(
     )
     kept = memory.newest(os.fspath(directory))
     if kept is None:
-        ranks.first_tells(lambda: _mention_interrupted(checkpoints))
+        ranks.broadcast(lambda: _mention_interrupted(checkpoints))
     while True:
-        chosen = ranks.first_tells(lambda: _newest(checkpoints, -1 if kept is None else kept.step))
+        chosen = ranks.broadcast(lambda: _newest(checkpoints, -1 if kept is None else kept.step))
         if chosen is None and kept is not None:
             _take_kept(kept, contents, ranks)
             # The checkpoints of the run that this run continues.
-            ranks.first_tells(lambda: _own.update(map(checkpoints.path, checkpoints.complete())))
+            ranks.broadcast(lambda: _own.update(map(checkpoints.path, checkpoints.complete())))
             return kept.step
         if chosen is None:
             return None
         name, manifest = chosen
-        shares = ranks.all_tell(partial(_look_at_share, checkpoints, name, manifest, ranks))
+        shares = ranks.gather(partial(_look_at_share, checkpoints, name, manifest, ranks))
         wrong = next(filter(None, shares), None)
         if wrong is None:
             break
@@ -270,7 +270,7 @@ def load(
 def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
     """Load from memory. As in a checkpoint, rank 0's small values are loaded."""
     read = done(lambda: kept.read({"tensors": contents.everything(ranks.rank)}))
-    state = ranks.all_tell(lambda: read()["parts"]["state"])[0]
+    state = ranks.gather(lambda: read()["parts"]["state"])[0]
     tensors = read()["tensors"]
     manifest = Manifest(
         step=kept.step,
@@ -292,14 +292,14 @@ def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
 
 def _write(order: _Order, ranks: Ranks) -> str:
     checkpoints = order.checkpoints
-    name, begun = ranks.first_tells(lambda: _begin(order))
-    if not begun:
+    name, started = ranks.broadcast(lambda: _begin(order))
+    if not started:
         return checkpoints.path(name)
     try:
         with progress.activity(f"saving the checkpoint of step {order.step}"):
             written = checkpoint_tensors.write(order.tensors, checkpoints, name, ranks.group)
-        shares = ranks.all_tell(partial(_share, order, ranks.rank, written))
-        name = ranks.first_tells(lambda: _commit(order, name, written.index, shares))
+        shares = ranks.gather(partial(_share, order, ranks.rank, written))
+        name = ranks.broadcast(lambda: _commit(order, name, written.index, shares))
     except FleetError:
         if ranks.rank == 0:
             with contextlib.suppress(OSError):
@@ -320,27 +320,27 @@ def _begin(order: _Order) -> tuple[str, bool]:
     saved = [name for name in checkpoints.complete() if checkpoints.path(name) not in _damaged]
     if saved and step_of(saved[0]) > step:
         raise UsageError(
-            f"{checkpoints.where} has a checkpoint of step {step_of(saved[0])}, and this is step {step}: "
-            "another run's? Load the newest checkpoint before you train, or save to another directory"
+            f"{checkpoints.where} has a checkpoint of step {step_of(saved[0])}, but this is step {step}. "
+            "The checkpoint may belong to another run. Load the newest checkpoint before you train, or save "
+            "to another directory."
         )
     if saved and step_of(saved[0]) == step:
         if checkpoints.path(saved[0]) not in _own:
             raise UsageError(
-                f"{checkpoints.where} has a checkpoint of step {step}, which this run has neither saved nor "
-                "loaded: another run's? Load it before you train, or save to another directory"
+                f"{checkpoints.where} has a checkpoint of step {step}, which this run neither saved nor "
+                "loaded. It may belong to another run. Load it first, or save elsewhere."
             )
         return saved[0], False
     order.parts()
     return checkpoints.begin(step), True
 
 
-def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, Document]:
+def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[object, Document]:
     """Return (files, parts) of this rank. Rank 0's parts, which may be large, are left out."""
     if missing := sorted(order.keys - written.index.keys()):
         raise CheckpointError(
-            f"rank {rank} has {missing[0]}, and {len(missing) - 1} more, which the rank that was to save it "
-            "does not have; parameters and the optimizer's state must be those of the same training on all "
-            "ranks"
+            f"Rank {rank} has {missing[0]} and {len(missing) - 1} other names that the rank that saves them "
+            "lacks. Train the same parameters with the same optimizer on all ranks."
         )
     return written.files, order.parts() if rank else {}
 
@@ -371,7 +371,7 @@ def _prune(checkpoints: CheckpointDirectory, keep: int) -> None:
 
 def _mention_interrupted(checkpoints: CheckpointDirectory) -> None:
     for name in checkpoints.interrupted():
-        glog(f"{checkpoints.path(name)} is of a save that was interrupted; it is not looked at")
+        glog(f"{checkpoints.path(name)} is ignored, because its save was interrupted")
 
 
 def _newest(checkpoints: CheckpointDirectory, kept: int) -> tuple[str, Manifest] | None:
@@ -389,8 +389,8 @@ def _newest(checkpoints: CheckpointDirectory, kept: int) -> tuple[str, Manifest]
             _pass_over(checkpoints.path(name), str(error), 0)
     if there and kept < 0:
         raise CheckpointError(
-            f"all {len(there)} checkpoints in {checkpoints.where} are damaged; the messages above say how. "
-            "Remove them to start over"
+            f"All {len(there)} checkpoints in {checkpoints.where} are damaged. The messages above give the "
+            "reasons. Remove the checkpoints to start over."
         )
     return None
 
@@ -407,4 +407,4 @@ def _pass_over(path: str, why: str, rank: int) -> None:
     _damaged.add(path)
     if rank == 0:
         name = path.rpartition("/")[2]
-        glog(f"warning: {why}; the checkpoint {name} is passed over for the one before it")
+        glog(f"warning: {why}, so the checkpoint {name} is skipped, and the one before it is loaded")

@@ -215,7 +215,7 @@ def open_directory(directory: Where) -> CheckpointDirectory:
     for protocol in ("file://", "local://"):
         text = text.removeprefix(protocol)
     if not text:
-        raise UsageError("the directory of the checkpoints is empty; give a path or a URL")
+        raise UsageError("The directory of the checkpoints is an empty string. Pass a path or a URL.")
     if "://" not in text:
         return LocalDirectory(Path(text))
     return RemoteDirectory(text)
@@ -227,8 +227,8 @@ def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:
     """
     for path, size, found in _of_other_sizes(checkpoints, name, about):
         raise CheckpointError(
-            f"{path} has {size} bytes where it was written and {found} here; the directory of checkpoints "
-            "must be one that all machines of the job share"
+            f"{path} has {size} bytes on the node that wrote it, but {found} bytes on this node. Use a "
+            "directory that all nodes of the job share."
         )
     return checkpoints.publish(name, manifest.manifest_to_bytes(about))
 
@@ -253,7 +253,7 @@ def read_manifest(checkpoints: CheckpointDirectory, name: str) -> Manifest:
     except (CheckpointError, NotSupportedError) as error:
         raise type(error)(f"{path} {error}") from error
     for path, size, found in _of_other_sizes(checkpoints, name, about):
-        raise CheckpointError(f"{path} has {found} bytes; the manifest says {size}")
+        raise CheckpointError(f"{path} has {found} bytes, but the manifest lists {size}")
     return about
 
 
@@ -266,11 +266,11 @@ def _of_other_sizes(
 
 
 def damage(checkpoints: CheckpointDirectory, name: str, files: Mapping[str, tuple[int, str]]) -> str | None:
-    """Return the damage in the content of these files of a checkpoint, or None."""
+    """Return the damage in the content of these files of a checkpoint, or None if they are intact."""
     for file, (_, digest) in files.items():
         try:
             if _checksum(checkpoints, name, file) != digest:
-                return f"{checkpoints.path(name, file)} is damaged: its checksum does not fit"
+                return f"{checkpoints.path(name, file)} is damaged: its checksum does not match"
         except OSError as error:
             return f"{checkpoints.path(name, file)} cannot be read: {error}"
     return None

@@ -59,13 +59,15 @@ def manifest_from_bytes(content: bytes) -> Manifest:
         outer = json.loads(content)
         body = outer["manifest"]
         if xxhash.xxh3_128_hexdigest(body.encode()) != outer["xxh3"]:
-            raise CheckpointError("is damaged: its checksum does not fit")
-        told = json.loads(body)
-        version = told.pop("format")
+            raise CheckpointError("is damaged: its checksum does not match")
+        fields = json.loads(body)
+        version = fields.pop("format")
         if version != FORMAT:
-            raise NotSupportedError(f"has format {version}; this version reads {FORMAT}")
-        told["files"] = {name: (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
-        return Manifest(**told)
+            raise NotSupportedError(
+                f"has format {version}, but this version of fleetrun reads only format {FORMAT}"
+            )
+        fields["files"] = {name: (int(size), str(digest)) for name, (size, digest) in fields["files"].items()}
+        return Manifest(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"is damaged: {error!r}") from error
 
@@ -78,7 +80,7 @@ def step_of(name: str) -> int:
 # ---- States of objects and dicts
 
 
-def is_stateful(value: Any) -> bool:
+def is_stateful(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
@@ -104,7 +106,7 @@ pairs.
 """
 
 
-def to_json(name: str, value: Any) -> Any:
+def to_json(name: str, value: object) -> object:
     """Convert a value of numbers, strings, lists, tuples and dicts to JSON.
 
     Raises UsageError, with `name`, for any other type.
@@ -118,12 +120,12 @@ def to_json(name: str, value: Any) -> Any:
             return {key: to_json(f"{name}.{key}", item) for key, item in value.items()}
         return {_ITEMS: [[to_json(name, key), to_json(name, item)] for key, item in value.items()]}
     raise UsageError(
-        f"{name} is of type {type(value).__name__} and cannot be kept in a checkpoint: besides the tensors "
-        "of model and optimizer it holds numbers, strings, lists and dicts"
+        f"{name} is of type {type(value).__name__} and cannot be kept in a checkpoint. Besides tensors of "
+        "the model and the optimizer, it can contain numbers, strings, lists and dicts."
     )
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: object) -> Any:
     """Return the value from `to_json`. Tuples have become lists."""
     if isinstance(value, list):
         return [from_json(item) for item in value]

@@ -34,7 +34,7 @@ from trainers import progress
 from trainers.checkpoints.manifest import CheckpointError, put_values
 from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, neighbours, place_on_node
 from trainers.checkpoints.ranks import Ranks
-from trainers.checkpoints.slots import Head, Packed, Slot, Store, meshes_of
+from trainers.checkpoints.slots import Head, Packed, Slot, StepAndRun, Store, meshes_of
 from trainers.checks import is_whole
 from trainers.errors import UsageError
 from trainers.process.log import glog
@@ -80,7 +80,9 @@ def newest(name: str = "") -> Version | None:
 def _take(state: Fields, saved: Fields) -> None:
     """Load saved values into the state. Raises CheckpointError if a name is missing."""
     if missing := sorted(state.keys() - saved.keys()):
-        raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
+        raise CheckpointError(
+            f"The state in memory was saved without {', '.join(missing)}. Load it without these names."
+        )
     put_values(state, saved)
 
 
@@ -106,13 +108,13 @@ def _keeper_of(name: str) -> Keeper | None:
     if not path:
         return None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        raise UsageError("checkpoints in memory need all ranks: call init_process_group before")
+        raise UsageError("Checkpoints in memory need all ranks. Call init_process_group() first.")
     if name not in _keepers:
         _keepers[name] = Keeper(name, Store(path))
     return _keepers[name]
 
 
-_Versions = dict[int, list[tuple[int, int]]]
+_Versions = dict[int, list[StepAndRun]]
 """The versions on a node, by the rank that they belong to."""
 
 
@@ -132,8 +134,8 @@ class Keeper:
         self._unused: list[Slot] = []
         self._neighbour: Neighbour | NoNeighbour | None = None
         self._number = self._run = self._saves = 0
-        self._loaded: tuple[int, int] | None = None
-        self._copied: tuple[int, int] | None = None
+        self._loaded: StepAndRun | None = None
+        self._copied: StepAndRun | None = None
         self._last = -1
         self._warned = False
 
@@ -142,7 +144,9 @@ class Keeper:
         if self._own is None:
             self._begin(ranks, self._held())
         if not is_whole(step) or step <= self._last:
-            raise UsageError(f"the step is {step!r}; it must be a whole number above the last, {self._last}")
+            raise UsageError(
+                f"The step is {step!r}; it must be a whole number above the last step, {self._last}"
+            )
         packed = Packed(state)
         self._number += 1
         made = max(step, progress.meter.steps)
@@ -170,8 +174,8 @@ class Keeper:
         held = self._held()
         mine = {owner: _versions(slots, ranks.world) for owner, slots in held.items()}
         first = place_on_node()[1] == 0
-        told: _Versions = {owner: list(versions) for owner, versions in mine.items()} if first else {}
-        everywhere = ranks.all_tell(lambda: told)
+        shared: _Versions = {owner: list(versions) for owner, versions in mine.items()} if first else {}
+        everywhere = ranks.gather(lambda: shared)
         version = self._loaded = _newest_of(everywhere, ranks.world)
         self._copied = _newest_of(everywhere, ranks.world, machines=2) or version
         chosen = None
@@ -208,12 +212,12 @@ class Keeper:
 
     def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
         """Start a run, which all ranks start together."""
-        told = ranks.all_tell(lambda: (place_on_node(), int.from_bytes(os.urandom(7))))
-        self._run = told[0][1]
+        gathered = ranks.gather(lambda: (place_on_node(), int.from_bytes(os.urandom(7))))
+        self._run = gathered[0][1]
         mine = held.get(ranks.rank, [])
         self._own = _of_kind("own", mine)
         self._copies = {owner: _of_kind("copy", slots) for owner, slots in held.items()}
-        self._unused = _unused(held, [place for place, _ in told], ranks.rank)
+        self._unused = _unused(held, [place for place, _ in gathered], ranks.rank)
         self._number = max((slot.head.number for slot in mine), default=0)
         self._saves = 0
 
@@ -286,14 +290,14 @@ class Keeper:
     def _fetched(
         self,
         ranks: Ranks,
-        version: tuple[int, int],
+        version: StepAndRun,
         held: Mapping[int, list[Slot]],
         everywhere: Sequence[_Versions],
     ) -> Slot | None:
         """Receive this rank's version from another node, if this one lacks it. All ranks send what
         others lack.
         """
-        there = ranks.all_tell(lambda: version in _versions(held.get(ranks.rank, []), ranks.world))
+        there = ranks.gather(lambda: version in _versions(held.get(ranks.rank, []), ranks.world))
         if all(there):
             return None
         group = dist.new_group(backend="gloo")
@@ -335,13 +339,13 @@ def _unused(held: Mapping[int, Sequence[Slot]], places: Sequence[tuple[str, int]
     ]
 
 
-def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:
+def _versions(slots: Sequence[Slot], world: int) -> dict[StepAndRun, Slot]:
     return {slot.head.version: slot for slot in slots if slot.head.number and slot.head.world == world}
 
 
-def _newest_of(everywhere: Sequence[_Versions], world: int, machines: int = 1) -> tuple[int, int] | None:
+def _newest_of(everywhere: Sequence[_Versions], world: int, machines: int = 1) -> StepAndRun | None:
     """Return the newest version that exists for every rank, on at least `machines` nodes."""
-    owners: dict[tuple[int, int], Counter[int]] = {}
+    owners: dict[StepAndRun, Counter[int]] = {}
     for held in everywhere:
         for owner, versions in held.items():
             for version in versions:

@@ -89,7 +89,7 @@ class Neighbour:
     @classmethod
     def of(cls, ranks: Ranks, room: Callable[[int], Slot], copied: Slot | None) -> Neighbour | NoNeighbour:
         """Make a neighbour on all ranks together."""
-        places = ranks.all_tell(place_on_node)
+        places = ranks.gather(place_on_node)
         targets = neighbours(places)
         return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank], copied)
 
@@ -103,11 +103,11 @@ class Neighbour:
         self._chosen: Slot | None = None
         self._before = copied
         self._failed = False
-        secret = ranks.first_tells(lambda: secrets.token_bytes(32))
+        secret = ranks.broadcast(lambda: secrets.token_bytes(32))
         host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0].strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, backlog=64)
-        addresses = ranks.all_tell(lambda: (host, self._listener.getsockname()[1]))
+        addresses = ranks.gather(lambda: (host, self._listener.getsockname()[1]))
         self._target: tuple[str, int] = addresses[target]
         self._secret = secret
         self._unproven: list[socket.socket] = []
@@ -160,7 +160,7 @@ class Neighbour:
                 if connection is not None:
                     connection.close()
                     connection = None
-                self._warn(f"no copy on the next machine: {error}")
+                self._warn(f"No copy of the checkpoint on the next node: {error}")
                 threading.Event().wait(_AGAIN)
 
     def _connected(self) -> socket.socket:
@@ -241,7 +241,7 @@ class Neighbour:
                         self._room(owner).fill(head, lambda room: _receive(connection, room))
                     connection.sendall(_NUMBER.pack(head.number))
         except (OSError, CheckpointError) as error:
-            self._warn(f"a copy of another machine did not come: {error}")
+            self._warn(f"Could not receive a checkpoint copy from another node: {error}")
 
     @contextlib.contextmanager
     def _only_writer(self, owner: int, connection: socket.socket) -> Iterator[None]:
@@ -252,7 +252,7 @@ class Neighbour:
         """
         with self._senders[owner][1]:
             if self._senders[owner][0] is not connection:
-                raise ConnectionError("its sender has connected again")
+                raise ConnectionError("the sender has connected again")
             yield
 
     def _warn(self, what: str) -> None:

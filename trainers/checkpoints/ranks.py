@@ -26,44 +26,44 @@ class Ranks:
         self.rank = dist.get_rank() if joined else 0
         self.world = dist.get_world_size() if joined else 1
 
-    def first_tells(self, ask: Callable[[], T]) -> T:
+    def broadcast(self, ask: Callable[[], T]) -> T:
         """Return the result of `ask` on the first rank.
 
         If `ask` raises there, the first rank raises its exception. The others raise the same FleetError, or
         CheckpointError for any other exception.
         """
-        told = _tried(ask) if self.rank == 0 else [None, None]
-        sent = self._for_others(told)
+        outcome = _tried(ask) if self.rank == 0 else [None, None]
+        sent = self._for_others(outcome)
         if self.world > 1:
             dist.broadcast_object_list(sent, src=0, group=self.group)
-        answer: T = _answer(told if self.rank == 0 else sent)
+        answer: T = _answer(outcome if self.rank == 0 else sent)
         return answer
 
     def each(self, act: Callable[[], T]) -> T:
-        """Return the result of `act` on this rank. Raises errors as `all_tell` does."""
-        told = _tried(act)
-        self.all_tell(lambda: _answer([None, told[1]]))
-        answer: T = told[0]
+        """Return the result of `act` on this rank. Raises errors as `gather` does."""
+        outcome = _tried(act)
+        self.gather(lambda: _answer([None, outcome[1]]))
+        answer: T = outcome[0]
         return answer
 
-    def all_tell(self, mine: Callable[[], T]) -> list[T]:
+    def gather(self, mine: Callable[[], T]) -> list[T]:
         """Return the result of `mine` on each rank, in rank order.
 
-        If it raises on some ranks, all raise the first of these errors, as in `first_tells`. A rank raises
+        If it raises on some ranks, all raise the first of these errors, as in `broadcast`. A rank raises
         its own exception if that is not a FleetError.
         """
-        told = _tried(mine)
-        everyone: list[Any] = [told]
+        outcome = _tried(mine)
+        everyone: list[Any] = [outcome]
         if self.world > 1:
             everyone = [None] * self.world
-            dist.all_gather_object(everyone, self._for_others(told), group=self.group)
-        if not isinstance(told[1], FleetError | None):
-            raise told[1]
+            dist.all_gather_object(everyone, self._for_others(outcome), group=self.group)
+        if not isinstance(outcome[1], FleetError | None):
+            raise outcome[1]
         return [_answer(each) for each in everyone]
 
-    def _for_others(self, told: list[Any]) -> list[Any]:
+    def _for_others(self, outcome: list[Any]) -> list[Any]:
         """Convert a script's exception, which may not be serializable."""
-        result, error = told
+        result, error = outcome
         if error is not None and not isinstance(error, FleetError):
             error = CheckpointError(f"rank {self.rank}: {type(error).__name__}: {error}")
         return [result, error]
@@ -71,11 +71,11 @@ class Ranks:
 
 def done(act: Callable[[], T]) -> Callable[[], T]:
     """Run `act` now. The returned function returns its result, or raises its error."""
-    told = _tried(act)
-    return lambda: _answer(told)
+    outcome = _tried(act)
+    return lambda: _answer(outcome)
 
 
-def _tried(act: Callable[[], Any]) -> list[Any]:
+def _tried(act: Callable[[], object]) -> list[Any]:
     """Return [result, error]."""
     try:
         return [act(), None]
@@ -85,8 +85,8 @@ def _tried(act: Callable[[], Any]) -> list[Any]:
         return [None, error]
 
 
-def _answer(told: list[Any]) -> Any:
-    result, error = told
+def _answer(outcome: list[Any]) -> Any:
+    result, error = outcome
     if error is not None:
         raise error
     return result

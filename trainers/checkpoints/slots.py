@@ -36,6 +36,9 @@ _FIRST = mmap.PAGESIZE  # where tensors start
 _ALIGNED = 64
 _MORE = 1 << 16  # bytes by which a slot grows, because values become longer
 
+StepAndRun = tuple[int, int]
+"""Step and run, equal on all ranks of one version."""
+
 
 # ---- The launcher's store
 
@@ -80,10 +83,10 @@ class Store:
                     asking, LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE, socket.MSG_CMSG_CLOEXEC
                 )
         except OSError as error:
-            raise CheckpointError(f"the launcher's memory cannot be reached: {error}") from None
-        answer = json.loads(data) if data else {"error": "the launcher has hung up"}
+            raise CheckpointError(f"The launcher's memory cannot be reached: {error}") from None
+        answer = json.loads(data) if data else {"error": "The launcher closed the connection"}
         if "error" in answer:
-            raise CheckpointError(f"the launcher keeps no memory: {answer['error']}")
+            raise CheckpointError(f"The launcher keeps no checkpoints in memory: {answer['error']}")
         return answer, given
 
 
@@ -112,8 +115,7 @@ class Head:
         return self.tensors + self.values
 
     @property
-    def version(self) -> tuple[int, int]:
-        """(step, run), equal on all ranks of one version."""
+    def version(self) -> StepAndRun:
         return self.step, self.run
 
 
@@ -126,7 +128,7 @@ class Slot:
         self.name = name
         self._memory: mmap.mmap | None = None
         self._views: list[Tensor] = []
-        self._layout: Any = None
+        self._layout: object = None
         self.look()
 
     def look(self) -> None:
@@ -260,12 +262,12 @@ class Packed:
         self.tensors: list[Tensor] = []
         self.size = 0
         self._places: list[Place] = []
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[object, int] = {}
         values = {name: self._value(values_of(value)) for name, value in state.items()}
-        said = {"places": [astuple(place) for place in self._places], "values": values}
-        self.values = json.dumps(said).encode()
+        document = {"places": [astuple(place) for place in self._places], "values": values}
+        self.values = json.dumps(document).encode()
 
-    def _value(self, found: Any) -> Any:
+    def _value(self, found: object) -> object:
         if found is None or isinstance(found, bool | int | float | str):
             return found
         if isinstance(found, Tensor):
@@ -286,15 +288,17 @@ class Packed:
             native = numpy.asarray(found, found.dtype.newbyteorder("="), order="C")
             return {"array": self._number(torch.from_numpy(native))}
         raise UsageError(
-            f"a value of type {type(found).__name__} cannot be kept in memory: besides tensors and arrays a "
-            "state holds numbers, strings, lists, tuples and dicts"
+            f"A value of type {type(found).__name__} cannot be kept in memory. A state can contain tensors, "
+            "arrays, numbers, strings, lists, tuples and dicts."
         )
 
     def _number(self, found: Tensor) -> int:
         local, parted = (local_part(found), True) if is_sharded(found) else (found, False)
         local = local.detach()
         if local.layout is not torch.strided or local.is_quantized:
-            raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
+            raise UsageError(
+                f"A tensor of layout {local.layout} cannot be kept in memory. Convert it to a dense tensor."
+            )
         lazy = (local.is_conj(), local.is_neg())  # such tensors share memory but have other values
         same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted, lazy)
         number = self._numbers.get(same) if local.numel() else None
@@ -317,17 +321,19 @@ def _sharding(found: Any) -> Document:
         elif each.is_replicate():
             placements.append(["replicate"])
         else:
-            raise UsageError(f"a tensor that is placed as {each} cannot be kept in memory")
+            raise UsageError(
+                f"A tensor with the placement {each} cannot be kept in memory. Use Shard or Replicate."
+            )
     whole = [list(found.shape), list(found.stride())]
     return {"placements": placements, "mesh": list(spec.mesh.shape), "whole": whole}
 
 
 def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) -> Document:
     """Return the state in new memory."""
-    said = json.loads(values)
-    tensors = [_read(memory, Place(*fields), meshes) for fields in said["places"]]
+    document = json.loads(values)
+    tensors = [_read(memory, Place(*fields), meshes) for fields in document["places"]]
 
-    def value(found: Any) -> Any:
+    def value(found: object) -> object:
         if isinstance(found, list):
             return [value(each) for each in found]
         if not isinstance(found, dict):
@@ -345,7 +351,7 @@ def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) ->
             return bytes.fromhex(content)
         return tensors[content].numpy() if kind == "array" else tensors[content]
 
-    return {name: value(each) for name, each in said["values"].items()}
+    return {name: value(each) for name, each in document["values"].items()}
 
 
 Meshes = dict[Integers, Any]
@@ -360,7 +366,9 @@ def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> Tens
 
     mesh = meshes().get(tuple(place.mesh))
     if mesh is None:
-        raise CheckpointError(f"the state in memory is sharded over {place.mesh} ranks, and this one is not")
+        raise CheckpointError(
+            f"The state in memory is sharded over {place.mesh} ranks, but the loaded state is not"
+        )
     placements = [Shard(each[1]) if each[0] == "shard" else Replicate() for each in place.placements]
     shape, stride = place.whole
     own = own.to(mesh.device_type)
@@ -373,7 +381,7 @@ def meshes_of(state: Fields) -> Meshes:
     """Return the meshes of the state's sharded tensors."""
     meshes: Meshes = {}
 
-    def collect(found: Any) -> None:
+    def collect(found: object) -> None:
         if isinstance(found, Mapping):
             for each in found.values():
                 collect(each)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +50,8 @@ class OptimizerState:
         unknown = [tuple(param.shape) for param in self._params if id(param) not in names]
         if unknown:
             raise UsageError(
-                f"the optimizer has parameters of shapes {unknown[:3]} that are not the model's; save them "
-                "with the model that they belong to"
+                f"The optimizer has parameters of shapes {unknown[:3]} that the model lacks. Save the "
+                "optimizer with the model that has these parameters."
             )
         self._names = [names[id(param)] for param in self._params]
         owned = _owned(optimizer)
@@ -90,14 +89,15 @@ class OptimizerState:
 
     def check(self, saved: Fields | None) -> None:
         if saved is None:
-            raise CheckpointError("the checkpoint has no optimizer; it was saved without")
+            raise CheckpointError("The checkpoint was saved without an optimizer. Load it without one.")
         theirs = [group["params"] for group in saved["groups"]]
         names = iter(self._names)
         ours = [[next(names) for _ in group["params"]] for group in self._optimizer.param_groups]
         if ours != theirs:
             raise CheckpointError(
-                f"the checkpoint's optimizer has {sum(map(len, theirs))} parameters in {len(theirs)} groups "
-                f"and this one {sum(map(len, ours))} in {len(ours)}, or in another order; make it as before"
+                f"The checkpoint's optimizer has {sum(map(len, theirs))} parameters in {len(theirs)} "
+                f"groups, but this optimizer has {sum(map(len, ours))} in {len(ours)}, or another order. "
+                "Create the optimizer as in the run that saved the checkpoint."
             )
 
     def wanted(self, saved: Fields, index: Fields) -> Tensors:
@@ -111,7 +111,7 @@ class OptimizerState:
         }
 
     def take(self, saved: Fields, tensors: Tensors) -> None:
-        def value_of(value: Any) -> Any:
+        def value_of(value: object) -> object:
             key = _tensor_key(value)
             return from_json(value) if key is None else tensors[key]
 
@@ -133,8 +133,8 @@ class OptimizerState:
         except KeyError as error:
             self._optimizer.load_state_dict(before)
             raise CheckpointError(
-                f"the checkpoint is of another kind of optimizer: its state has no {error}; make the "
-                "optimizer as before, or load without it"
+                f"The checkpoint has another kind of optimizer: its state has no {error}. Create the "
+                "optimizer as in the run that saved the checkpoint, or load without it."
             ) from error
         go_on, extra = getattr(self._optimizer, "load_extra_state", None), saved.get("extra")
         if go_on is not None and extra is not None:
@@ -143,11 +143,11 @@ class OptimizerState:
     def _my_state(self, saved: Fields) -> list[tuple[str, Fields]]:
         return [(name, entry) for name, entry in saved["state"].items() if name in self._mine]
 
-    def _json(self, key: str, value: Any) -> Any:
+    def _json(self, key: str, value: object) -> object:
         return {"tensor": key} if isinstance(value, Tensor) else to_json(key, value)
 
 
-def _owned(optimizer: Any) -> Collection[Tensor] | None:
+def _owned(optimizer: object) -> Collection[Tensor] | None:
     """Return the parameters whose state this rank has, or None for all. The optimizer may be wrapped."""
     while optimizer is not None:
         ask = getattr(optimizer, "owned_params", None)
@@ -158,7 +158,7 @@ def _owned(optimizer: Any) -> Collection[Tensor] | None:
     return None
 
 
-def _tensor_key(value: Any) -> str | None:
+def _tensor_key(value: object) -> str | None:
     """Return the name of the tensor that a value of the manifest stands for, or None."""
     return value["tensor"] if isinstance(value, dict) and value.keys() == {"tensor"} else None
 
@@ -205,10 +205,10 @@ def bare(model: Module) -> Module:
 
 def differences(saved: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> str:
     """Describe how the names and shapes of a saved model differ from the model here."""
-    wrong = [f"{name} is not in it" for name in here.keys() - saved.keys()]
-    wrong += [f"{name} is not in the model" for name in saved.keys() - here.keys()]
+    wrong = [f"{name} is missing in the saved model" for name in here.keys() - saved.keys()]
+    wrong += [f"{name} is missing in this model" for name in saved.keys() - here.keys()]
     wrong += [
-        f"{name} is {list(saved[name])} in it and {list(here[name])} here"
+        f"{name} is {list(saved[name])} in the saved model and {list(here[name])} in this model"
         for name in here.keys() & saved.keys()
         if list(here[name]) != list(saved[name])
     ]
@@ -226,14 +226,14 @@ class Contents:
         state: Fields,
     ) -> None:
         if not isinstance(model, Module):
-            raise UsageError(f"the model of a checkpoint must be a torch.nn.Module, not {model!r}")
+            raise UsageError(f"The model of a checkpoint must be a torch.nn.Module, not {model!r}")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise UsageError(f"the optimizer of a checkpoint must be one of torch's, not {optimizer!r}")
+            raise UsageError(f"The optimizer of a checkpoint must be one of torch's, not {optimizer!r}")
         for name, value in state.items():
             if not is_stateful(value) and not isinstance(value, dict):
                 raise UsageError(
-                    f"{name}={value!r} cannot be kept in a checkpoint: give a dict, or an object with "
-                    "state_dict() and load_state_dict()"
+                    f"{name}={value!r} cannot be kept in a checkpoint. Pass a dict, or an object with "
+                    "state_dict() and load_state_dict()."
                 )
         self._model = bare(model)
         _reshard(self._model)
@@ -309,11 +309,13 @@ class Contents:
             if key.startswith("model.")
         }
         if wrong := differences(saved, {name: value.shape for name, value in self._model_tensors().items()}):
-            raise CheckpointError(f"the checkpoint is of another model: {wrong}")
+            raise CheckpointError(f"The checkpoint has another model: {wrong}")
         if self._optimizer is not None:
             self._optimizer.check(manifest.parts["optimizer"])
         if missing := self._state.keys() - manifest.parts["state"].keys():
-            raise CheckpointError(f"the checkpoint has no {', '.join(sorted(missing))}; it was saved without")
+            raise CheckpointError(
+                f"The checkpoint was saved without {', '.join(sorted(missing))}. Load it without these names."
+            )
 
     def wanted(self, manifest: Manifest, rank: int, world: int) -> Tensors:
         """Return the tensors to fill: the model's own, and new ones for the rest. Raises errors of
@@ -341,8 +343,8 @@ class Contents:
         for name, value in found.items():
             if not isinstance(value, Tensor):
                 raise NotSupportedError(
-                    f"{name} in the model's state is not a tensor but {type(value).__name__}; keep it in "
-                    "`state=` of save_checkpoint"
+                    f"{name} in the model's state is a {type(value).__name__}; it must be a tensor. Pass it "
+                    "in `state=` of save_checkpoint."
                 )
         return found
 

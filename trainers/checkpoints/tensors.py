@@ -57,7 +57,7 @@ class Sharded(Module):
         self.zero_grad()
 
 
-def whole_state_dict(model: Module) -> dict[str, Tensor]:
+def whole_state_dict(model: Module) -> Tensors:
     """Return the whole state of a wrapped or sharded model under its own names, in host memory, on rank 0.
 
     The other ranks get an empty dict. All ranks must call it. Load the state into a model of the same kind to
@@ -66,7 +66,7 @@ def whole_state_dict(model: Module) -> dict[str, Tensor]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found: dict[str, Tensor] = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
+    found: Tensors = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
     return found
 
 
@@ -97,7 +97,7 @@ def write(
     writer = DirectoryWriter(checkpoints, name)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     _be_quiet()
-    with _failures(f"the checkpoint could not be written to {checkpoints.path(name)}", checkpoints):
+    with _failures(f"The checkpoint could not be written to {checkpoints.path(name)}", checkpoints):
         metadata = save(tensors, storage_writer=writer, planner=planner, process_group=group)
     return Written(_index(metadata), writer.files.written)
 
@@ -112,7 +112,7 @@ def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: F
     reader = IndexReader(checkpoints, name, index)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     _be_quiet()
-    with _failures(f"the checkpoint {checkpoints.path(name)} could not be read"):
+    with _failures(f"The checkpoint {checkpoints.path(name)} could not be read"):
         load(tensors, storage_reader=reader, planner=planner)
 
 
@@ -156,7 +156,7 @@ def _room(checkpoints: CheckpointDirectory | None) -> str:
         free = None if checkpoints is None else checkpoints.free()
     except OSError:
         free = None
-    return "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
+    return "" if free is None else f"; {free / 1e6:,.1f} MB are free there"
 
 
 def _be_quiet() -> None:

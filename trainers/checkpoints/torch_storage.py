@@ -83,7 +83,7 @@ class DirectoryFiles(FileSystemBase):
         return os.fspath(path) in self.written
 
     def rm_file(self, path: Where) -> None:
-        raise NotImplementedError(f"{path} is in the way in a checkpoint that has just begun")
+        raise NotImplementedError(f"{path} already exists in a new checkpoint")
 
 
 class DirectoryWriter(FileSystemWriter):
@@ -149,7 +149,7 @@ class IndexReader(FileSystemReader):
         self.path = ""
         self._index = index
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         described: Document = {}
         places = {}
         for key, entry in self._index.items():

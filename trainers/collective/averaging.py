@@ -7,13 +7,12 @@ DistributedDataParallel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.collective.group import group_of
+from trainers.collective.group import gather, group_of
 from trainers.optimizer import parameters_of
 
 MESSAGE_BYTES = 25 << 20
@@ -39,9 +38,8 @@ def average_state(optimizer: torch.optim.Optimizer) -> None:
         for key, value in optimizer.state.get(param, {}).items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-    told: list[list[tuple[int, str]]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(told, sorted(mine))
-    average_tensors(mine[name] for name in told[0] if all(name in names for names in told))
+    gathered = gather(sorted(mine))
+    average_tensors(mine[name] for name in gathered[0] if all(name in names for names in gathered))
 
 
 @torch.no_grad()
@@ -56,12 +54,12 @@ def average_tensors(tensors: Iterable[Tensor]) -> None:
 
 def messages_of(
     tensors: Iterable[Tensor],
-    kind: Callable[[Tensor], Any] = lambda tensor: (tensor.dtype, tensor.device),
+    kind: Callable[[Tensor], object] = lambda tensor: (tensor.dtype, tensor.device),
 ) -> list[list[Tensor]]:
     """Divide tensors into groups of one kind that travel together, in this order."""
     messages: list[list[Tensor]] = []
-    last: dict[Any, list[Tensor]] = {}
-    sizes: dict[Any, int] = {}
+    last: dict[object, list[Tensor]] = {}
+    sizes: dict[object, int] = {}
     for tensor in tensors:
         key = kind(tensor)
         if key not in last or sizes[key] + tensor.nbytes > MESSAGE_BYTES:

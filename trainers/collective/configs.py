@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetrun.aliases import Fields, Strings
 from fleetrun.frozen import frozen
@@ -48,8 +48,8 @@ class AmpConfigs:
         for each in fields(self)[1:]:
             if self.dtype != "float16" and getattr(self, each.name) != each.default:
                 raise UsageError(
-                    f"amp_configs {each.name} is about loss scaling, which bfloat16 needs none of; add "
-                    '"dtype": "float16", or leave it out'
+                    f"amp_configs {each.name} sets loss scaling, which bfloat16 does not need. Remove it, "
+                    'or add "dtype": "float16".'
                 )
         positive("amp_configs init_loss_scaling", self.init_loss_scaling)
         flag("amp_configs use_dynamic_loss_scaling", self.use_dynamic_loss_scaling)
@@ -145,8 +145,8 @@ class LambConfigs:
 
 _TORCHS_LISTS = "torch has its own lists of operations; use torch.autocast(..., enabled=False) in the model"
 _PURE = "weights stay in float32; for a model that is in half precision as a whole call model.to(dtype)"
-_ALL_SHARE = "all processes of the job share"
-_STATE_STAYS = "state stays on the device of its parameters"
+_ALL_SHARE = "all processes of the job share the parameters"
+_STATE_STAYS = "optimizer state stays on the device of its parameters"
 _ACTIVATIONS_STAY = "activations stay on their device"
 _PADDLES = {
     "custom_white_list": _TORCHS_LISTS,
@@ -155,10 +155,10 @@ _PADDLES = {
     "use_pure_fp16": _PURE,
     "use_pure_bf16": _PURE,
     "use_fp16_guard": "use torch.autocast(..., enabled=False) in the model",
-    "use_optimizer_fp16": "optimizer state is in the type of its parameters",
-    "scale_gradient": "gradients are scaled as they are added up",
-    "epsilon": "a division by zero is avoided without",
-    "sharding_segment_strategy": "segment_anchors decides when it is given, else segment_broadcast_MB",
+    "use_optimizer_fp16": "optimizer state has the type of its parameters",
+    "scale_gradient": "gradients are scaled while they are added",
+    "epsilon": "no setting is needed to avoid a division by zero",
+    "sharding_segment_strategy": "segment_anchors decides if you set it, else segment_broadcast_MB",
     "sharding_degree": _ALL_SHARE,
     "dp_degree": _ALL_SHARE,
     "mp_degree": "use torch.distributed.tensor.parallel",
@@ -173,24 +173,24 @@ _PADDLES = {
 """Keys of Paddle without effect here, and the alternative to each."""
 
 
-def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Fields]:
+def checker(make: type[DataclassInstance]) -> Callable[[str, object], Fields]:
     """Return the check of the strategy's field with these keys. It returns the mapping, read-only.
 
     The check raises UsageError or NotSupportedError.
     """
 
-    def check(name: str, value: Any) -> Fields:
+    def check(name: str, value: object) -> Fields:
         if isinstance(value, Mapping):
             for key in value.keys() & _PADDLES.keys():
                 raise NotSupportedError(
-                    f"NotSupported: strategy.{name} {key} has no meaning here: {_PADDLES[key]}; leave it out"
+                    f"NotSupported: strategy.{name} {key} has no effect here: {_PADDLES[key]}. Remove it."
                 )
         return accepted(name, value, make)
 
     return check
 
 
-def _share(name: str, value: Any) -> None:
+def _share(name: str, value: object) -> None:
     if not is_number(value) or not 0 <= value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a number from 0 to 1")
 
@@ -202,7 +202,7 @@ def _set_names(configs: object, key: str, where: str, what: str) -> None:
         raise UsageError(f"{where} {key} is {value!r}; it must be a list of {what}")
     for name in value:
         if not isinstance(name, str) or not name:
-            raise UsageError(f"{where} {key} has {name!r} in it; it must be a list of {what}")
+            raise UsageError(f"{where} {key} contains {name!r}; it must be a list of {what}")
     object.__setattr__(configs, key, tuple(value))
 
 
@@ -232,8 +232,8 @@ class ShardingConfigs:
         _set_names(self, "segment_anchors", "sharding_configs", "names of modules")
         if self.stage == 1 and (self.segment_anchors or self.segment_broadcast_MB != 32.0):
             raise UsageError(
-                "sharding_configs segment_broadcast_MB or segment_anchors with stage 1: only stages 2 and 3 "
-                "have units; leave it out, or set the stage"
+                "sharding_configs segment_broadcast_MB and segment_anchors need stage 2 or 3, because stage "
+                '1 has no units. Remove the setting, or set "stage".'
             )
 
 
@@ -264,7 +264,9 @@ class CompileConfigs:
         for name in ("backend", "mode"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and name == "mode"):
-                raise UsageError(f"compile_configs {name} is {value!r}; it must be a name of torch.compile's")
+                raise UsageError(
+                    f"compile_configs {name} is {value!r}; it must be a name that torch.compile accepts"
+                )
         if self.dynamic is not None:
             flag("compile_configs dynamic", self.dynamic)
         flag("compile_configs fullgraph", self.fullgraph)
@@ -302,8 +304,8 @@ class CollectiveSettings:
         for one, other, why in _APART:
             if one in wanted and other in wanted:
                 raise NotSupportedError(
-                    f"NotSupported: strategy.{wanted[one]} together with strategy.{wanted[other]}: {why}; "
-                    "drop one of the two"
+                    f"NotSupported: strategy.{wanted[one]} together with strategy.{wanted[other]}, because "
+                    f"{why}. Remove one of the two."
                 )
 
     @property
@@ -362,15 +364,15 @@ class CollectiveSettings:
 _FIELDS = {"scale_strategy": "gradient_scale_configs"}
 
 _APART = (
-    ("localsgd", "gradient_merge", "with localsgd processes already exchange every k_steps only"),
-    ("localsgd", "sharding", "no process has the whole model to train on its own"),
+    ("localsgd", "gradient_merge", "localsgd already exchanges only every k_steps"),
+    ("localsgd", "sharding", "no process has the whole model for training alone"),
     ("localsgd", "fp16_allreduce", "localsgd exchanges parameters, not gradients"),
-    ("localsgd", "scale", "with localsgd gradients stay in their process"),
+    ("localsgd", "scale", "gradients stay in their process with localsgd"),
     ("lars", "lamb", "only one of them can replace the optimizer"),
-    ("lars", "stages", "a rate by the norm of a weight needs the whole weight"),
-    ("lamb", "stages", "a rate by the norm of a weight needs the whole weight"),
-    ("fp16_allreduce", "stages", "FSDP sends gradients in the type that they have"),
-    ("find_unused_parameters", "stages", "FSDP treats parameters that are not used by itself"),
-    ("buckets", "stages", "FSDP sends by units of the model, see sharding_configs segment_broadcast_MB"),
+    ("lars", "stages", "a rate from the norm of a weight needs the whole weight"),
+    ("lamb", "stages", "a rate from the norm of a weight needs the whole weight"),
+    ("fp16_allreduce", "stages", "FSDP sends gradients in their own type"),
+    ("find_unused_parameters", "stages", "FSDP handles unused parameters itself"),
+    ("buckets", "stages", "FSDP sends by units of the model (see sharding_configs segment_broadcast_MB)"),
 )
 """Settings that exclude each other, and why."""

@@ -49,7 +49,7 @@ class DataParallel(DistributedDataParallel):
 
     _sent: Any = ()
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: object, **kwargs: object) -> object:
         if self.training or torch.is_grad_enabled():
             output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
             self._send()
@@ -64,7 +64,7 @@ class DataParallel(DistributedDataParallel):
         return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _follow(self, output: Any) -> None:
+    def _follow(self, output: object) -> None:
         """Exchange the gradients of each backward pass through the output.
 
         Torch exchanges only the gradients of one pass after a forward pass. In another pass, of a retained
@@ -82,8 +82,8 @@ class DataParallel(DistributedDataParallel):
             if exchanges and not self._expects:
                 if self.find_unused_parameters:
                     raise NotSupportedError(
-                        "NotSupported: two backward passes after a forward pass, with "
-                        "find_unused_parameters; add the losses up"
+                        "NotSupported: two backward passes after one forward pass, with "
+                        "find_unused_parameters. Add the losses, and call backward() once."
                     )
                 self.reducer._rebuild_buckets()  # as before a forward pass
                 self.reducer.prepare_for_backward([])
@@ -151,7 +151,7 @@ class Reducing:
     """
 
     divisor: float
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None
 
 
 def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -266,12 +266,12 @@ def compute_in(
     device = device_of(model.parameters())
     open_contexts: list[torch.autocast] = []  # a model may call itself
 
-    def before(module: Module, inputs: Any) -> None:
+    def before(module: Module, inputs: object) -> None:
         context = torch.autocast(device, dtype)
         context.__enter__()  # type: ignore[no-untyped-call]  # torch's
         open_contexts.append(context)
 
-    def after(module: Module, inputs: Any, output: Any) -> Any:
+    def after(module: Module, inputs: object, output: object) -> object:
         if open_contexts:  # empty if an earlier hook has failed
             open_contexts.pop().__exit__(None, None, None)
         return _in_full(output, dtype)
@@ -290,7 +290,7 @@ def pace(model: Module, cadence: Cadence) -> None:
     all.
     """
 
-    def before(module: Module, inputs: Any) -> None:
+    def before(module: Module, inputs: object) -> None:
         if not torch.is_grad_enabled():
             return
         if not cadence.followed:
@@ -298,8 +298,9 @@ def pace(model: Module, cadence: Cadence) -> None:
             if not module.training:
                 return
             raise UsageError(
-                "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
-                "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"
+                "strategy.gradient_merge and strategy.localsgd count the steps of the optimizer that "
+                "fleet.distributed_optimizer() returns. Call fleet.distributed_optimizer() before the first "
+                "step, and use its optimizer."
             )
         if isinstance(module, DataParallel):
             module.require_backward_grad_sync = cadence.exchanges
@@ -313,7 +314,7 @@ def pace(model: Module, cadence: Cadence) -> None:
     model.__dict__["zero_grad"] = zero_grad
 
 
-def _in_full(output: Any, dtype: torch.dtype) -> Any:
+def _in_full(output: object, dtype: torch.dtype) -> Any:
     """Return the output with tensors of this type as float32, also inside tuples, lists, mappings and
     dataclasses.
     """

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -152,6 +152,8 @@ def _end_group() -> None:
 
 # ---- Exchange of small values through the CPU
 
+T = TypeVar("T")
+
 
 def cpu_group() -> dist.ProcessGroup | None:
     """Return a group of all ranks with tensors on the CPU. The first call makes it, on all ranks.
@@ -171,14 +173,21 @@ def _gloo_beside(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
-def gather(mine: bytes) -> list[bytes]:
+def anyone(mine: bool) -> bool:
+    """Return True if it is True on any rank. All ranks must call it."""
+    found = torch.tensor([int(mine)])
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=cpu_group())
+    return bool(found.item())
+
+
+def gather(mine: T) -> list[T]:
     """Return the value of every rank, in rank order. All ranks must call it.
 
     Raises torch's error if a rank has ended.
     """
-    told = [mine] * dist.get_world_size()
-    dist.all_gather_object(told, mine, group=cpu_group())
-    return told
+    gathered = [mine] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine, group=cpu_group())
+    return gathered
 
 
 # ---- Agreement about batches: all ranks make the same number of steps
@@ -196,32 +205,32 @@ def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
     while True:
         batch = next(coming, None)
         some = int(batch is not None)
-        told = torch.tensor([some, -some])
-        dist.all_reduce(told, op=dist.ReduceOp.MIN, group=cpu_group())
-        if batch is None or not told[0]:
+        extremes = torch.tensor([some, -some])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MIN, group=cpu_group())
+        if batch is None or not extremes[0]:
             break
         yield batch
         count += 1
-    if told[1] and not count:
+    if extremes[1] and not count:
         raise UsageError(
-            f"trainer {dist.get_rank()} has {'a' if some else 'no'} batch, and it is otherwise for another: "
-            "nothing would be trained. Divide the examples evenly, as by global_shuffle()"
+            f"Trainer {dist.get_rank()} has {'a' if some else 'no'} batch, but another trainer has "
+            f"{'none' if some else 'one'}, so nothing would be trained. Divide the examples evenly."
         )
     if some:
-        glog(f"another trainer has no more than {count} batches; this one leaves out the rest of its own")
+        glog(f"another trainer has only {count} batches, so this trainer skips its remaining batches")
 
 
 # ---- Agreement to stop: all ranks leave a loop at the same step
 
 
-def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
+def combined(notices: Sequence[tuple[str, float] | None], now: float) -> Notice:
     """Combine the ranks' notices, (why, seconds left) or None, into one notice.
 
     It has the reason of the first rank with a notice, and the earliest deadline. The ranks exchange seconds,
     because clocks of two nodes may differ widely.
     """
-    heard = [each for each in told if each is not None]
-    return Notice(heard[0][0], now + min(left for _, left in heard))
+    received = [each for each in notices if each is not None]
+    return Notice(received[0][0], now + min(left for _, left in received))
 
 
 class Agreement:
@@ -245,17 +254,11 @@ class Agreement:
         return self._agreed
 
     def _anyone(self, mine: bool) -> bool:
-        if dist.get_world_size() == 1:
-            return mine
-        heard = torch.tensor([int(mine)])
-        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=cpu_group())
-        return bool(heard.item())
+        return mine if dist.get_world_size() == 1 else anyone(mine)
 
     def _together(self, mine: Notice | None) -> Notice:
-        told: list[Any] = [None] * dist.get_world_size()
-        own = None if mine is None else (mine.why, mine.deadline - time.time())
-        dist.all_gather_object(told, own, group=cpu_group())
-        return combined(told, time.time())
+        notices = gather(None if mine is None else (mine.why, mine.deadline - time.time()))
+        return combined(notices, time.time())
 
 
 # ---- Paddle's short way to data parallel training: `init_parallel_env`, `get_rank`, `get_world_size`.
@@ -270,8 +273,9 @@ def init_parallel_env() -> None:
     identity = current_identity()
     if identity.launched_as_ps:
         raise UsageError(
-            "init_parallel_env() is collective, and this job was started with parameter servers; "
-            "start it without --server_num and --trainer_num, or use fleet.init(is_collective=False)"
+            "init_parallel_env() is for collective training, but this job was started with parameter "
+            "servers. Start it without --server_num and --trainer_num, or use "
+            "fleet.init(is_collective=False)."
         )
     start(identity)
 

@@ -27,8 +27,8 @@ def lars(given: Optimizer, configs: LarsConfigs, names: Names) -> Optimizer:
     """
     if type(given) is not torch.optim.SGD or not all(group["momentum"] for group in given.param_groups):
         raise UsageError(
-            f"strategy.lars replaces torch.optim.SGD with momentum, and was given {_described(given)}; give "
-            "torch.optim.SGD(..., momentum=0.9), or drop strategy.lars"
+            f"strategy.lars replaces torch.optim.SGD with momentum, but was given {_described(given)}. Pass "
+            "torch.optim.SGD(..., momentum=0.9), or remove strategy.lars."
         )
     _take_over(given, "lars", configs.lars_weight_decay, configs.exclude_from_weight_decay, names)
     defaults = {"trust_coefficient": configs.lars_coeff, "maximize": given.defaults["maximize"]}
@@ -36,8 +36,8 @@ def lars(given: Optimizer, configs: LarsConfigs, names: Names) -> Optimizer:
         from pytorch_optimizer import LARS
     except ImportError as error:
         raise NotSupportedError(
-            "NotSupported: strategy.lars without pytorch_optimizer, whose LARS it uses; install "
-            "fleetrun[optimizers]"
+            "NotSupported: strategy.lars needs pytorch_optimizer, which is not installed. Install "
+            "fleetrun[optimizers]."
         ) from error
     return _made(LARS, given, defaults)
 
@@ -50,11 +50,11 @@ def lamb(given: Optimizer, configs: LambConfigs, names: Names) -> Optimizer:
     """
     if type(given) not in (torch.optim.Adam, torch.optim.AdamW):
         raise UsageError(
-            f"strategy.lamb replaces torch.optim.Adam or AdamW, and was given {_described(given)}; give one "
-            "of them, or drop strategy.lamb"
+            f"strategy.lamb replaces torch.optim.Adam or AdamW, but was given {_described(given)}. Pass "
+            "Adam or AdamW, or remove strategy.lamb."
         )
     if any(group["amsgrad"] for group in given.param_groups):
-        raise NotSupportedError("NotSupported: strategy.lamb with amsgrad=True; make the optimizer without")
+        raise NotSupportedError("NotSupported: strategy.lamb with amsgrad=True. Remove amsgrad.")
     _take_over(given, "lamb", configs.lamb_weight_decay, configs.exclude_from_weight_decay, names)
     return _made(Lamb, given, {})
 
@@ -113,14 +113,16 @@ def _made(make: Any, given: Optimizer, defaults: Document) -> Optimizer:
 def _take_over(given: Optimizer, field: str, decay: float, excluded: Strings, names: Names) -> None:
     """Set the weight decay in the given groups. Excluded parameters go into separate groups."""
     if given.state:
-        raise UsageError(f"strategy.{field} replaces an optimizer that has made steps; give it a new one")
+        raise UsageError(
+            f"strategy.{field} cannot replace an optimizer that has made steps. Pass a new optimizer."
+        )
     names = dict(names)
     for group in list(given.param_groups):
         names.update(zip(group["params"], group.pop("param_names", ()), strict=False))
         if group["weight_decay"] not in (0, decay):
             raise UsageError(
-                f"strategy.{field} has the weight decay of {field}_configs, {decay}, and the optimizer has "
-                f"{group['weight_decay']} of its own; leave one out"
+                f"strategy.{field} sets weight decay twice: {decay} in {field}_configs, and "
+                f"{group['weight_decay']} in the optimizer. Remove one of them."
             )
         group["weight_decay"] = decay
         apart = [param for param in group["params"] if _is_excluded(param, excluded, names, field)]
@@ -128,8 +130,9 @@ def _take_over(given: Optimizer, field: str, decay: float, excluded: Strings, na
             continue
         if "initial_lr" in group:
             raise UsageError(
-                f"{field}_configs exclude_from_weight_decay makes new groups of parameters, and a scheduler "
-                "has the former ones; make the scheduler of what fleet.distributed_optimizer returns"
+                f"{field}_configs exclude_from_weight_decay creates new parameter groups, but a scheduler "
+                "already uses the old ones. Create the scheduler from the optimizer that "
+                "fleet.distributed_optimizer() returns."
             )
         chosen = set(apart)
         group["params"] = [param for param in group["params"] if param not in chosen]
@@ -142,9 +145,9 @@ def _is_excluded(param: torch.Tensor, excluded: Strings, names: Names, field: st
         return False
     if param not in names:
         raise UsageError(
-            f"{field}_configs exclude_from_weight_decay goes by names, and a parameter of shape "
-            f"{tuple(param.shape)} has none: make the optimizer of model.named_parameters(), or call "
-            "fleet.distributed_model(model) before fleet.distributed_optimizer"
+            f"{field}_configs exclude_from_weight_decay needs names, but a parameter of shape "
+            f"{tuple(param.shape)} has none. Create the optimizer from model.named_parameters(), or call "
+            "fleet.distributed_model(model) before fleet.distributed_optimizer()."
         )
     return any(part in names[param] for part in excluded)
 
@@ -154,8 +157,8 @@ def _described(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__}{' without momentum' if without else ''}"
 
 
-def _refuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse(optimizer: Optimizer, args: object, kwargs: object) -> None:
     raise UsageError(
         f"{type(optimizer).__name__}.step() was called on the optimizer that strategy.lars or strategy.lamb "
-        "has replaced; call step() or minimize() of the one that fleet.distributed_optimizer() returned"
+        "replaced. Call step() or minimize() of the optimizer that fleet.distributed_optimizer() returned."
     )

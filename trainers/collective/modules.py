@@ -39,7 +39,7 @@ def compile_in_place(model: Module, configs: CompileConfigs) -> None:
 
     # This does the work of `model.compile()` without its frame. Otherwise torch skips frames of its own
     # modules, so a Sequential, for example, would silently stay uncompiled.
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
 
     model._compiled_call_impl = torch.compile(
@@ -51,17 +51,17 @@ def compile_in_place(model: Module, configs: CompileConfigs) -> None:
     )
 
 
-def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
+def check_compiler(backend: str, asked: str) -> None:
     """Raise NotSupportedError if a backend of torch.compile lacks the program that it calls.
 
-    `asked` names what requested it. `path` is the search path, by default PATH.
+    `asked` names what requested it.
     """
     # As torch._inductor chooses it.
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if backend == "inductor" and shutil.which(compiler, path=path) is None:
+    if backend == "inductor" and shutil.which(compiler) is None:
         raise NotSupportedError(
-            f"NotSupported: {asked} needs a C++ compiler, and {compiler!r} is not here; install g++, or set "
-            'the variable CXX, or use the backend "aot_eager"'
+            f"NotSupported: {asked} needs a C++ compiler, but {compiler!r} is missing. Install g++, set the "
+            'environment variable CXX, or use the backend "aot_eager".'
         )
 
 
@@ -80,7 +80,7 @@ def matching_modules(model: Module, patterns: Iterable[str], what: str) -> list[
         matched = {name for name in names if _fits_pattern(name.split("."), pattern.split("."))}
         if not matched:
             raise UsageError(
-                f"{what} names {pattern!r}, and the model has no such module{nearest(pattern, names)}"
+                f"{what} names {pattern!r}, but the model has no such module{nearest(pattern, names)}"
             )
         found |= matched
     return [name for name in names if name in found]
@@ -112,8 +112,8 @@ def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = Fals
     if not configs.checkpoints:
         children = ", ".join(name for name, _ in model.named_children())
         raise UsageError(
-            "strategy.recompute is True and recompute_configs names no checkpoints; give names of modules, "
-            f'as {{"checkpoints": ["blocks.*"]}}; this model has {children or "none"}'
+            "strategy.recompute is True, but recompute_configs names no checkpoints. Add names of modules, "
+            f'such as {{"checkpoints": ["blocks.*"]}}. This model has {children or "none"}.'
         )
     names = outermost_modules(matching_modules(model, configs.checkpoints, "recompute_configs checkpoints"))
     if compiled:
@@ -128,9 +128,9 @@ def _check_buffers(model: Module, names: Iterable[str]) -> None:
     for name in names:
         if any(True for _ in model.get_submodule(name).buffers()):
             raise NotSupportedError(
-                f"NotSupported: strategy.compile with strategy.recompute of {name!r}, which has buffers: "
-                "compiled, what the forward pass writes there would be written twice; leave it out of "
-                "recompute_configs, or set strategy.compile = False"
+                f"NotSupported: strategy.compile with strategy.recompute of {name!r}, which has buffers. "
+                f"The compiled forward pass would update the buffers twice. Remove {name!r} from "
+                "recompute_configs, or set strategy.compile = False."
             )
 
 
@@ -141,10 +141,10 @@ class _Recomputed:
     running statistics would count every batch twice.
     """
 
-    def __init__(self, module: Module, forward: Callable[..., Any]) -> None:
+    def __init__(self, module: Module, forward: Callable[..., object]) -> None:
         self._module, self._forward = module, forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: Any) -> object:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the contexts below are ignored there
@@ -188,22 +188,33 @@ def with_synchronized_batch_norm(model: Module) -> Module:
 class CpuSyncBatchNorm(_BatchNorm):
     """A batch norm that, in training, uses the batches of all ranks together.
 
-    Inputs and outputs are (batch, channels, ...) floats. A rank may have an empty batch.
+    Inputs and outputs are (batch, channels, ...) floats. A rank may have an empty batch. The source is Ioffe
+    and Szegedy 2015, https://arxiv.org/abs/1502.03167.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        normed, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]  # torch's
-        if self.running_mean is not None and self.running_var is not None:
-            self._track(mean, variance * (count / (count - 1)))
-        out: Tensor = normed
-        return out
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        dims = [dim for dim in range(values.dim()) if dim != 1]
+        shape = [1, -1, *[1] * (values.dim() - 2)]
+        count = _SumOfAll.apply(torch.tensor(values.numel() // values.shape[1]))  # type: ignore[no-untyped-call]
+        if count < 2:
+            raise ValueError(f"batch norm in training needs more than 1 value per channel, got {count:d}")
+        mean = _SumOfAll.apply(values.sum(dims)) / count  # type: ignore[no-untyped-call]  # torch's
+        apart = values - mean.view(shape)  # a sum of squares of the values themselves would lose digits
+        variance = _SumOfAll.apply(apart.square().sum(dims)) / count  # type: ignore[no-untyped-call]
+        if self.num_batches_tracked is not None:
+            self._track(mean.detach(), variance.detach() * (count / (count - 1)))
+        out = apart * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        normed: Tensor = out.to(input.dtype)
+        return normed
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any number of dimensions."""
 
-    @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
@@ -213,69 +224,15 @@ class CpuSyncBatchNorm(_BatchNorm):
             running.lerp_(new.to(running.dtype), share)
 
 
-class _Normalize(torch.autograd.Function):
-    """Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, with mean and variance over all ranks."""
+class _SumOfAll(torch.autograd.Function):
+    """The sum over all ranks. Its gradient is the sum of the gradients of all ranks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values = input.to(torch.promote_types(input.dtype, torch.float32))
-        mean, variance, count = _moments_of_all(values)
-        if count.item() < 2:
-            raise ValueError(
-                f"batch norm in training needs more than 1 value per channel, got {count.item():.0f}"
-            )
-        scale = torch.rsqrt(variance + eps)
-        normed = (values - _by_channel(mean, values)) * _by_channel(scale, values)
-        ctx.save_for_backward(normed, weight, scale, count)
-        ctx.mark_non_differentiable(mean, variance, count)
-        out = normed if weight is None else normed * _by_channel(weight, values)
-        out = out if bias is None else out + _by_channel(bias, values)
-        return out.to(input.dtype), mean, variance, count
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        normed, weight, scale, count = ctx.saved_tensors
-        grads = grad.to(normed.dtype)
-        sums = torch.stack([_sum_by_channel(grads), _sum_by_channel(grads * normed)])
-        of_bias, of_weight = sums.clone()  # this rank's gradients, which DDP averages like all others
-        dist.all_reduce(sums)
-        shift, slope = sums / count
-        of_input = (grads - _by_channel(shift, grads) - normed * _by_channel(slope, grads)) * _by_channel(
-            scale, grads
-        )
-        if weight is not None:
-            of_input = of_input * _by_channel(weight, grads)
-        wanted = ctx.needs_input_grad
-        return of_input.to(grad.dtype), of_weight if wanted[1] else None, of_bias if wanted[2] else None, None
-
-
-def _moments_of_all(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and variance of each channel, and the number of its values.
-
-    They are combined from the ranks' own means, as in Chan, Golub and LeVeque 1979. Sums of squares would
-    lose digits.
-    """
-    count = values.numel() // values.shape[1]
-    mine = values.new_zeros(3, values.shape[1])
-    if count:
-        dims = [dim for dim in range(values.dim()) if dim != 1]
-        variance, mean = torch.var_mean(values, dims, correction=0)
-        mine = torch.stack([mean, variance, torch.full_like(mean, count)])
-    told = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(told, mine)
-    means, variances, counts = torch.stack(told, dim=1)
-    total = counts.sum(dim=0)
-    mean = (means * counts).sum(dim=0) / total
-    variance = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
-    return mean, variance, total[0]
-
-
-def _sum_by_channel(values: Tensor) -> Tensor:
-    return values.sum([dim for dim in range(values.dim()) if dim != 1])
-
-
-def _by_channel(channels: Tensor, like: Tensor) -> Tensor:
-    """Reshape (channels) to (1, channels, 1, ...)."""
-    return channels.view(1, -1, *[1] * (like.dim() - 2))
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _SumOfAll.forward(ctx, grad)

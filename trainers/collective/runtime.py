@@ -63,8 +63,9 @@ def shaped(model: Module, strategy: DistributedStrategy) -> Module:
     """
     if strategy.compile and strategy.fuse_grad_size_in_MB < SMALLEST_BUCKET_MB:
         raise UsageError(
-            f"strategy.compile with fuse_grad_size_in_MB {strategy.fuse_grad_size_in_MB}: torch cuts a "
-            f"compiled program at the buckets, and the first has {SMALLEST_BUCKET_MB} MB; give at least that"
+            f"strategy.compile with fuse_grad_size_in_MB {strategy.fuse_grad_size_in_MB}: torch divides a "
+            f"compiled program at the buckets, and the first bucket has {SMALLEST_BUCKET_MB} MB. Set "
+            f"fuse_grad_size_in_MB to at least {SMALLEST_BUCKET_MB}."
         )
     if strategy.sync_batch_norm and dist.get_world_size() > 1:
         model = with_synchronized_batch_norm(model)
@@ -86,8 +87,8 @@ def wrapped(
     """
     if not any(True for _ in model.parameters()):
         raise UsageError(
-            f"fleet.distributed_model() was given a {type(model).__name__} without parameters, of which "
-            "ranks have nothing to tell each other; use it as it is"
+            f"fleet.distributed_model() was given a {type(model).__name__} without parameters, so ranks "
+            "have nothing to exchange. Use the model directly."
         )
     model = shaped(model, strategy)
     if settings.sharded and settings.sharding is not None:
@@ -159,8 +160,8 @@ class CollectiveRuntime(Runtime):
 
     is_collective = True
     refuses = (
-        "belongs to parameter-server training, and this job is collective; remove the call, or use "
-        "fleet.init(is_collective=False) and start with --server_num"
+        "is for training with parameter servers, but this job is collective. Remove the call, or use "
+        "fleet.init(is_collective=False) and start with --server_num."
     )
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
@@ -216,8 +217,8 @@ class CollectiveRuntime(Runtime):
 
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> NoReturn:
         raise UsageError(
-            "fleet.stream() counts records on parameter servers, and this job has none; "
-            "read files with trainers.data.dataset.QueueDataset"
+            "fleet.stream() counts records on parameter servers, but this job has no servers. Read files "
+            "with trainers.data.dataset.QueueDataset."
         )
 
     def in_step(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -244,9 +245,7 @@ class CollectiveRuntime(Runtime):
         from trainers.serving.weights import save_state
 
         if mode != 0:
-            raise UsageError(
-                f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
-            )
+            raise UsageError(f"fleet.{call}() was given mode={mode}. This job has no tables. Remove mode.")
         first = self.identity.index == 0
         with progress.activity("saving the model"):
             save_state(dirname, check_model(call, model), self.with_state(optimizer), first=first)
@@ -291,9 +290,9 @@ class CollectiveRuntime(Runtime):
             self._cadence = Cadence(settings.merged_steps, settings.localsgd)
         elif changed := self._settings.changed(settings):
             raise UsageError(
-                f"fleet.{call}() has a strategy with another {', '.join(changed)} than the model or "
-                "optimizer that fleet has made before; give it to fleet.init(is_collective=True, "
-                "strategy=strategy), and change nothing in it later"
+                f"fleet.{call}() has a strategy whose {', '.join(changed)} differs from the strategy of the "
+                "earlier fleet call for the model or optimizer. Pass the strategy to "
+                "fleet.init(is_collective=True, strategy=strategy), and do not change it later."
             )
         self._settings = settings
         return settings
@@ -310,6 +309,6 @@ class CollectiveRuntime(Runtime):
 
 def _once(what: str) -> UsageError:
     return UsageError(
-        f"fleet.distributed_{what}() was called twice with strategy.gradient_merge or strategy.localsgd, "
-        f"which count the steps of one model and one optimizer; use one {what}, or drop them"
+        f"fleet.distributed_{what}() was called twice, but strategy.gradient_merge and strategy.localsgd "
+        f"count the steps of one model and one optimizer. Use one {what}, or remove these settings."
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -122,8 +121,8 @@ def check_divisible(optimizer: Optimizer) -> None:
     else:
         return
     raise NotSupportedError(
-        f"NotSupported: sharding stage 1 gives each rank some of the parameters, and {what} looks at all of "
-        f"them; use {instead}"
+        f"NotSupported: sharding stage 1 gives each rank some of the parameters, but {what} needs all of "
+        f"them. Use {instead}."
     )
 
 
@@ -176,11 +175,11 @@ def check_unit(model: nn.Module, name: str) -> None:
     module = model.get_submodule(name)
     why = None
     if isinstance(module, CONTAINERS):
-        why = f"is a {type(module).__name__}, which is never called; name what is in it, as `{name}.*`"
+        why = f"is a {type(module).__name__} and never called. Name its members, as `{name}.*`."
     elif not any(True for _ in module.parameters()):
-        why = "has no parameters"
+        why = "has no parameters. Remove it."
     elif is_shared(model, module):
-        why = "has parameters that are used elsewhere too; name a module around both, or none"
+        why = "shares parameters with other modules. Name a module that contains all of them, or remove it."
     if why is not None:
         raise UsageError(f"sharding_configs segment_anchors names {name!r}, which {why}")
 
@@ -225,9 +224,9 @@ def shard(model: Module, configs: ShardingConfigs) -> Module:
     for name, param in model.named_parameters():
         if not (param.dim() and param.is_contiguous()):
             raise NotSupportedError(
-                f"NotSupported: sharding stage {configs.stage} with parameter {name!r} of shape "
-                f"{tuple(param.shape)} and strides {param.stride()}, which torch does not divide; make it "
-                "contiguous, of one dimension or more, or use stage 1"
+                f"NotSupported: sharding stage {configs.stage} cannot divide parameter {name!r} of shape "
+                f"{tuple(param.shape)} and strides {param.stride()}. Make it contiguous with at least one "
+                "dimension, or use stage 1."
             )
     names = _units(model, configs)
     _from_first((*model.parameters(), *model.buffers()))
@@ -258,8 +257,8 @@ def rewire(optimizer: Optimizer, former: Mapping[str, torch.nn.Parameter], model
     places = {param: now[name] for name, param in former.items()}
     if any(param in places for param in optimizer.state):
         raise UsageError(
-            "the optimizer has made steps before the model was sharded; call fleet.distributed_model before "
-            "the first step, and load its state after it"
+            "The optimizer made steps before the model was sharded. Call fleet.distributed_model() before "
+            "the first step, and load the optimizer's state after it."
         )
     for group in optimizer.param_groups:
         group["params"] = [places.get(param, param) for param in group["params"]]
@@ -282,7 +281,7 @@ def _from_first(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(whole)
 
 
-def _give_back(module: Module, inputs: Any, output: Any) -> None:
+def _give_back(module: Module, inputs: object, output: object) -> None:
     """Release parameters without a backward pass, so that `parameters()` matches the optimizer again."""
     if not torch.is_grad_enabled():
         from torch.distributed.fsdp import FSDPModule

@@ -160,8 +160,8 @@ class SteppingOptimizer(DistributedOptimizer):
             self._check_scaled("loss.backward()")
         if self._own_backward and not found:
             raise UsageError(
-                'gradient_scale_configs scale_strategy is "customized", and minimize(loss) was called '
-                'without gradients: scale the loss and call its backward() before, or use "avg" or "sum"'
+                'gradient_scale_configs scale_strategy is "customized", but minimize(loss) was called '
+                'without gradients. Scale the loss and call backward() first, or use "avg" or "sum".'
             )
         if not found:
             self._backward(loss if self.scaler is None else self.scaler.scale(loss))
@@ -180,7 +180,7 @@ class SteppingOptimizer(DistributedOptimizer):
         if closure is not None:
             raise NotSupportedError(
                 "NotSupported: step(closure) with strategy.gradient_merge, localsgd, amp in float16 or "
-                "gradient_scale_configs; call backward() and step()"
+                "gradient_scale_configs. Call backward() and step() instead."
             )
         self._check_kept()
         if self.cadence.merges:
@@ -256,21 +256,21 @@ class SteppingOptimizer(DistributedOptimizer):
             # A sparse gradient is replaced when another one is added to it.
             if param.grad is not grad and not (param.grad is not None and grad.is_sparse):
                 raise UsageError(
-                    f"gradients that strategy.gradient_merge has merged over {self.cadence.merged} steps are "
-                    "gone: something else than the model and the optimizer that fleet returned has cleared "
-                    "or replaced them; call zero_grad() or clear_gradients() of these"
+                    f"Gradients that strategy.gradient_merge merged over {self.cadence.merged} steps are "
+                    "missing, because the script cleared or replaced them. Call zero_grad() or "
+                    "clear_gradients() only on the model and the optimizer that fleet returned."
                 )
 
     def _check_scaled(self, call: str) -> None:
         if self.scaler is not None and not self._unscaled:
             raise not_scaled(call)
 
-    def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_direct_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not self._stepping:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() was called on the optimizer that was given to "
-                "fleet.distributed_optimizer(), past what the strategy asks for; call step() or minimize() "
-                "of the one that it returned"
+                f"{type(optimizer).__name__}.step() was called on the optimizer that was passed to "
+                "fleet.distributed_optimizer(), which ignores the strategy. Call step() or minimize() of "
+                "the optimizer that fleet.distributed_optimizer() returned."
             )
 
 
@@ -282,7 +282,7 @@ def _changes(grad: Tensor) -> int:
 
 def not_scaled(call: str) -> UsageError:
     return UsageError(
-        f'strategy.amp_configs dtype is "float16", whose losses are scaled, and {call} was called without '
-        "scaling: leave backward and step to minimize(loss), or use scaler = "
-        'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or dtype "bfloat16"'
+        f'strategy.amp_configs dtype is "float16", which needs scaled losses, but {call} was called without '
+        "scaling. Call minimize(loss) instead of backward and step, or use scaler = "
+        'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or use dtype "bfloat16".'
     )

@@ -116,7 +116,7 @@ class ClickModel:
         Raises UsageError if `rows` is less than 1.
         """
         if rows < 1:
-            raise UsageError(f"ClickModel.draw was asked for {rows} rows; it must be at least 1")
+            raise UsageError(f"ClickModel.draw was given rows={rows}; it must be at least 1")
         random = np.random.default_rng([self.seed, seed])
         counts = np.minimum(random.standard_exponential((rows, DENSE)) / 4, 1) * RANGE + LEAST
         counts = np.floor(counts).astype(np.int32)

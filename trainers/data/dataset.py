@@ -44,7 +44,7 @@ class FileDataset:
         self._ahead = _AHEAD
         self._max_bad_lines = 0
         self._broken = BrokenLines()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def init(
         self,
@@ -74,8 +74,8 @@ class FileDataset:
         """
         if input_type != 0 or fs_name or fs_ugi or download_cmd != AS_IT_IS:
             raise NotSupportedError(
-                "input_type, fs_name, fs_ugi and download_cmd are not supported; name remote files by their "
-                "URLs in set_filelist, such as s3://bucket/part-0 or hdfs://host/part-0"
+                "input_type, fs_name, fs_ugi and download_cmd are not supported. Pass the URLs of remote "
+                "files to set_filelist, such as s3://bucket/part-0 or hdfs://host/part-0."
             )
         self.set_use_var(use_var)
         self.set_pipe_command(pipe_command)
@@ -91,7 +91,7 @@ class FileDataset:
     def set_pipe_command(self, pipe_command: str) -> None:
         """Set a shell command for every file. "cat" reads files unchanged, without a process."""
         if not pipe_command.strip():
-            raise UsageError('pipe_command is empty; "cat" takes the files as they are')
+            raise UsageError('pipe_command is empty. Use "cat" to read the files unchanged.')
         self._command = pipe_command
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -107,7 +107,7 @@ class FileDataset:
         trainer is then empty.
         """
         if isinstance(filelist, str | os.PathLike):
-            raise UsageError(f"set_filelist takes a list of paths, not {os.fspath(filelist)!r}")
+            raise UsageError(f"set_filelist was given {os.fspath(filelist)!r}; it must be a list of paths")
         self._paths = tuple(os.fspath(path) for path in filelist)
 
     @property
@@ -117,25 +117,25 @@ class FileDataset:
 
     def _slots(self) -> Layout:
         if self._layout is None:
-            raise UsageError("the data set has no slots; call init(use_var=[Slot(...), ...]) first")
+            raise UsageError("The data set has no slots. Call init(use_var=[Slot(...), ...]) first.")
         return self._layout
 
     def _files(self) -> Strings:
         if self._paths is None:
-            raise UsageError("the data set has no files; call set_filelist([...]) first")
+            raise UsageError("The data set has no files. Call set_filelist([...]) first.")
         if not self._paths:
             rank = current_identity().index
             if rank == 0:
                 raise UsageError(
-                    "the data set has no files; call set_filelist with at least one on trainer 0. Does a "
-                    "pattern match nothing?"
+                    "The data set has no files. Call set_filelist with at least one file on trainer 0. If "
+                    "you use a pattern, check that it matches files."
                 )
-            self._say_once(f"trainer {rank} has no files: it takes part without data")
+            self._report_once(f"Trainer {rank} has no files and takes part without data.")
         return self._paths
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+    def _report_once(self, line: str) -> None:
+        if line not in self._reported:
+            self._reported.add(line)
             glog(line)
 
     def _reading(self, rows: int, ahead: int) -> Reading:
@@ -151,12 +151,12 @@ class FileDataset:
         self._broken = BrokenLines(self._max_bad_lines)
         return Reading(wanted, self._broken)
 
-    def _tell(self, reading: Reading) -> None:
+    def _report(self, reading: Reading) -> None:
         """Log the skipped lines after a pass, and each empty file once."""
         for path in reading.empty:
-            self._say_once(f"{path} has no examples")
+            self._report_once(f"{path} has no examples")
         if reading.broken.count:
-            glog(f"{reading.broken.count} broken lines were skipped; the first: {reading.broken.first}")
+            glog(f"skipped {reading.broken.count} broken lines; the first: {reading.broken.first}")
 
 
 class QueueDataset(FileDataset):
@@ -172,14 +172,16 @@ class QueueDataset(FileDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._one_pass.acquire(blocking=False):
-            raise UsageError("this data set is being read; finish or close that pass before the next")
+            raise UsageError(
+                "This data set is being read. Finish or close this pass before you start the next."
+            )
         try:
             size = self._batch_size
             reading = self._reading(size, self._ahead)
             for columns in reading.columns():
                 for start in range(0, len(columns), size):
                     yield columns.rows(start, min(start + size, len(columns))).batch()
-            self._tell(reading)
+            self._report(reading)
         finally:
             self._one_pass.release()
 
@@ -226,7 +228,7 @@ class InMemoryDataset(FileDataset):
         set_thread.
         """
         if self._loading is not None:
-            raise UsageError("the data set is being loaded; call wait_preload_done() first")
+            raise UsageError("The data set is being loaded. Call wait_preload_done() first.")
         if thread_num is not None:
             self.set_thread(thread_num)
         self.release_memory()
@@ -238,12 +240,12 @@ class InMemoryDataset(FileDataset):
     def wait_preload_done(self) -> None:
         """Wait for `preload_into_memory`. Raises the errors of the reading."""
         if self._loading is None:
-            raise UsageError("nothing is being loaded; call preload_into_memory() first")
+            raise UsageError("The data set is not being loaded. Call preload_into_memory() first.")
         try:
             self._store = self._loading.wait()
         finally:
             loading, self._loading = self._loading, None
-        self._tell(loading.reading)
+        self._report(loading.reading)
 
     def local_shuffle(self) -> None:
         """Shuffle this trainer's examples."""
@@ -303,10 +305,10 @@ class InMemoryDataset(FileDataset):
     def _loaded(self, call: str) -> Store:
         if self._loading is not None:
             raise UsageError(
-                f"{call} came while the data set is being loaded; call wait_preload_done() first"
+                f"{call} was called while the data set is being loaded. Call wait_preload_done() first."
             )
         if self._store is None:
-            raise UsageError(f"{call} needs examples in memory; call load_into_memory() first")
+            raise UsageError(f"{call} needs examples in memory. Call load_into_memory() first.")
         return self._store
 
 

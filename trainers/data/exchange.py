@@ -10,8 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-from collections.abc import Callable
-from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -20,32 +18,21 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fleetrun.envs.contract import split_endpoint
 from trainers.data import kernels
-from trainers.data.kernels import Array, Bytes, Int64s
-from trainers.data.slots import Kind, Layout
+from trainers.data.kernels import Bytes, Int64s
+from trainers.data.slots import Layout
 from trainers.data.store import Columns, Store
 from trainers.errors import DataError, TrainerLostError, UsageError
 from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
+from trainers.storage import safetensors
 
 # ---- The exchange of blocks
 
 _BLOCK_BYTES = 16 << 20
 
 
-class Work(Protocol):
-    def wait(self) -> object: ...
-
-
-class Peers(Protocol):
-    """The used part of a torch.distributed.ProcessGroup. Its backend must accept CPU tensors (Gloo)."""
-
-    def rank(self) -> int: ...
-
-    def size(self) -> int: ...
-
-    def alltoall_base(
-        self, taken: torch.Tensor, given: torch.Tensor, take: list[int], give: list[int], /
-    ) -> Work: ...
+Peers = dist.ProcessGroup | dist.ProcessGroupGloo
+"""A process group of torch. Its backend must accept CPU tensors (Gloo)."""
 
 
 def exchange(store: Store, layout: Layout, peers: Peers, seed: int, shuffle: int) -> Store:
@@ -69,7 +56,7 @@ def exchange(store: Store, layout: Layout, peers: Peers, seed: int, shuffle: int
         store.forget(last)
     after, _ = sorter.agree(seed, shuffle, len(result), rounds)
     if after != total:
-        raise DataError(f"global_shuffle began with {total} examples and ended with {after}")
+        raise DataError(f"global_shuffle started with {total} examples but ended with {after}")
     return result
 
 
@@ -90,7 +77,7 @@ class _Exchange:
             if len(other):
                 raise UsageError(
                     f"global_shuffle: trainer {other[0]} has another {what} than trainer "
-                    f"{self._peers.rank()}; every trainer must set up its data set in the same way"
+                    f"{self._peers.rank()}. Set up the data set in the same way on all trainers."
                 )
         return int(table[:, 3].sum()), int(table[:, 4].max())
 
@@ -99,16 +86,12 @@ class _Exchange:
         order = np.argsort(destinations, kind="stable")
         ends = np.cumsum(np.bincount(destinations, minlength=self._peers.size()))
         pieces = [take(block, rows) for rows in np.split(order, ends[:-1])]
-        sizes = np.array([[len(piece), *piece.values] for piece in pieces], dtype=np.int64)
-        even = [sizes[0].nbytes] * len(pieces)
-        coming = (
-            _alltoall(sizes.reshape(-1).view(np.uint8), even, even, self._peers).view(np.int64).reshape(-1, 3)
-        )
         packed = [pack(piece) for piece in pieces]
-        wanted = [_offsets(self._layout, *size)[-1] for size in coming.tolist()]
-        got = _alltoall(np.concatenate(packed), [len(data) for data in packed], wanted, self._peers)
-        came = np.split(got, np.cumsum(wanted)[:-1])
-        return [unpack(self._layout, data, *size) for data, size in zip(came, coming.tolist(), strict=True)]
+        sizes = np.array([len(data) for data in packed])
+        even = [sizes.itemsize] * len(packed)
+        wanted = _alltoall(sizes.view(np.uint8), even, even, self._peers).view(np.int64).tolist()
+        got = _alltoall(np.concatenate(packed), sizes.tolist(), wanted, self._peers)
+        return [unpack(self._layout, data) for data in np.split(got, np.cumsum(wanted)[:-1])]
 
 
 def total_of(count: int, peers: Peers) -> int:
@@ -127,11 +110,12 @@ def _alltoall(given: Bytes, give: list[int], take: list[int], peers: Peers) -> B
     """Send the next give[r] bytes to trainer r, and receive take[r] bytes from it, by rank."""
     taken = np.empty(sum(take), dtype=np.uint8)
     try:
-        peers.alltoall_base(torch.from_numpy(taken), torch.from_numpy(given), take, give).wait()
+        work = peers.alltoall_base(torch.from_numpy(taken), torch.from_numpy(given), take, give)  # type: ignore[union-attr]  # torch's stubs lack it for Gloo
+        work.wait()
     except RuntimeError as problem:
         raise TrainerLostError(
-            f"the data set's trainers cannot reach each other: {problem}. After a global_shuffle that failed "
-            "the examples must be loaded again"
+            f"The trainers of the data set cannot reach each other: {problem}. After a failed "
+            "global_shuffle, load the examples again."
         ) from problem
     return taken
 
@@ -141,9 +125,9 @@ def take(columns: Columns, rows: Int64s) -> Columns:
     lengths = columns.starts[rows + 1] - columns.starts[rows]
     bags, weights = (int(total) for total in lengths.sum(axis=0))
     out = Columns.empty(columns.layout, len(rows), bags, weights)
-    kernels.take_rows(columns.dense, rows, out.dense)
-    kernels.take_rows(columns.ids, rows, out.ids)
-    kernels.take_rows(columns.counts, rows, out.counts)
+    columns.dense.take(rows, axis=0, out=out.dense)
+    columns.ids.take(rows, axis=0, out=out.ids)
+    columns.counts.take(rows, axis=0, out=out.counts)
     np.cumsum(lengths, axis=0, out=out.starts[1:])
     kernels.take_values(columns.bags, columns.starts, 0, rows, out.bags)
     kernels.take_values(columns.weights, columns.starts, 1, rows, out.weights)
@@ -151,45 +135,25 @@ def take(columns: Columns, rows: Int64s) -> Columns:
 
 
 def pack(columns: Columns) -> Bytes:
-    """Return the bytes of columns that start at value 0."""
+    """Return columns that start at value 0 as safetensors, and zeros up to a multiple of 8 bytes."""
     bags, weights = columns.values
-    arrays: tuple[Array, ...] = (
-        columns.starts,
-        columns.ids,
-        columns.bags[:bags],
-        columns.counts,
-        columns.dense,
-        columns.weights[:weights],
-    )
-    offsets = _offsets(columns.layout, len(columns), bags, weights)
-    out = np.zeros(offsets[-1], dtype=np.uint8)
-    for offset, array in zip(offsets, arrays, strict=False):
-        out[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-    return out
+    arrays = {
+        "starts": columns.starts,
+        "ids": columns.ids,
+        "bags": columns.bags[:bags],
+        "counts": columns.counts,
+        "dense": columns.dense,
+        "weights": columns.weights[:weights],
+    }
+    content = safetensors.pack({name: torch.from_numpy(array) for name, array in arrays.items()}, {})
+    end = bytes(-sum(map(len, content)) % 8)
+    return np.concatenate([np.frombuffer(each, np.uint8) for each in (*content, end)])
 
 
-def unpack(layout: Layout, data: Bytes, rows: int, bags: int, weights: int) -> Columns:
+def unpack(layout: Layout, data: Bytes) -> Columns:
     """Return the columns that `pack` packed, without a copy."""
-    starts, ids, bag, count, dense, weight, _ = _offsets(layout, rows, bags, weights)
-    widths = layout.widths
-    return Columns(
-        layout,
-        data[dense:weight].view(np.float32)[: rows * widths[Kind.DENSE]].reshape(rows, widths[Kind.DENSE]),
-        data[ids:bag].view(np.int64).reshape(rows, widths[Kind.IDS]),
-        data[count:dense].view(np.int32).reshape(rows, layout.varying),
-        data[starts:ids].view(np.int64).reshape(rows + 1, 2),
-        data[bag:count].view(np.int64),
-        data[weight : weight + 4 * weights].view(np.float32),
-    )
-
-
-def _offsets(layout: Layout, rows: int, bags: int, weights: int) -> list[int]:
-    """Return the starts of starts, ids, bags, counts, dense and weights, and the end, a multiple of 8."""
-    widths = layout.widths
-    eights = [2 * (rows + 1), rows * widths[Kind.IDS], bags]
-    fours = [rows * layout.varying, rows * widths[Kind.DENSE], weights]
-    ends = np.cumsum([0, *(8 * n for n in eights), *(4 * n for n in fours)]).tolist()
-    return [*ends[:-1], -(-ends[-1] // 8) * 8]
+    found = safetensors.unpack(torch.from_numpy(data))
+    return Columns(layout, **{name: tensor.numpy() for name, tensor in found.items()})
 
 
 # ---- The process group for data sets that are shuffled across trainers
@@ -202,9 +166,9 @@ def peers_of(group: object) -> Peers | None:
 
     Anything else is None, or Paddle's `fleet`. Return None for a trainer without peers.
     """
-    if callable(group) and not hasattr(group, "alltoall_base"):
-        group = cast(Callable[[], object], group)()
-    found = cast(Peers, group) if hasattr(group, "alltoall_base") else default_peers()
+    if callable(group):
+        group = group()
+    found = group if isinstance(group, Peers) else default_peers()
     return None if found is None or found.size() == 1 else found
 
 
@@ -214,10 +178,10 @@ def default_peers() -> Peers | None:
     Return None for a process on its own. Raises UsageError on a server.
     """
     if dist.is_initialized():
-        return cast(Peers, dist.group.WORLD)
+        return dist.group.WORLD
     identity = current_identity()
     if identity.is_server:
-        raise UsageError("data sets are shuffled by trainers, and this process is a server")
+        raise UsageError("Only trainers can shuffle data sets, but this process is a server.")
     return None if identity.alone or identity.worker_num == 1 else _own_group(identity)
 
 
@@ -234,4 +198,4 @@ def _own_group(identity: Identity) -> Peers:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=mine)]
     else:
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
-    return cast(Peers, dist.ProcessGroupGloo(PrefixStore("data", meeting), rank, size, options))
+    return dist.ProcessGroupGloo(PrefixStore("data", meeting), rank, size, options)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -93,8 +91,8 @@ def flowers(directory: str, *, split: str = "train", size: int = 224, seed: int 
     numbers = _vector(folder / "setid.mat", SPLITS[split])
     if numbers.max() > len(labels):
         raise DataError(
-            f"{folder / 'setid.mat'} names picture {numbers.max()}, and {folder / 'imagelabels.mat'} has "
-            f"labels for {len(labels)}; they are of different data"
+            f"{folder / 'setid.mat'} names picture {numbers.max()}, but {folder / 'imagelabels.mat'} has "
+            f"labels for only {len(labels)}. Use both files of the same data set."
         )
     return Flowers(_files(folder / "jpg", numbers), labels[numbers - 1] - 1, size, split == "train", seed)
 
@@ -105,11 +103,11 @@ def _files(folder: Path, numbers: NDArray[np.int64]) -> tuple[Path, ...]:
         there = set(os.listdir(folder))  # noqa: PTH208  # once for 8,189 names, and no Path for each
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be read: {error.strerror}; Flowers-102 has its pictures there"
+            f"{folder} cannot be read: {error.strerror}. It must contain the pictures of Flowers-102."
         ) from None
     missing = [name for name in names if name not in there]
     if missing:
-        raise DataError(f"{folder} has no {missing[0]}; {len(missing)} of {len(names)} pictures are missing")
+        raise DataError(f"{folder} has no {missing[0]}. {len(missing)} of {len(names)} pictures are missing.")
     return tuple(folder / name for name in names)
 
 
@@ -118,41 +116,30 @@ def _vector(path: Path, name: str) -> NDArray[np.int64]:
     content = _matlab(path)
     if name not in content:
         found = ", ".join(key for key in content if not key.startswith("__")) or "nothing"
-        raise DataError(f"{path} has no {name!r}, but {found}")
+        raise DataError(f"{path} has no {name!r}; it has {found}")
     numbers = np.asarray(content[name]).reshape(-1)
     if not len(numbers) or numbers.dtype.kind not in "iu" or numbers.min() < 1:
-        raise DataError(f"{path} has other things in {name!r} than numbers from 1 upwards")
+        raise DataError(f"{name!r} in {path} must contain only whole numbers of at least 1")
     return numbers.astype(np.int64)
 
 
 def _matlab(path: Path) -> Document:
     try:
-        from scipy.io import loadmat, matlab  # type: ignore[import-untyped]
+        from scipy.io import loadmat  # type: ignore[import-untyped]
     except ImportError:
-        raise UsageError("Flowers-102 needs SciPy and Pillow: pip install scipy pillow") from None
+        raise UsageError("Flowers-102 needs SciPy and Pillow. Run: pip install scipy pillow") from None
     try:
         raw = path.read_bytes()
     except OSError as error:
-        parts = "imagelabels.mat, setid.mat and the folder jpg"
-        raise DataError(f"{path} cannot be read: {error.strerror}; Flowers-102 is {parts}") from None
+        parts = "imagelabels.mat, setid.mat and the directory jpg"
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}. Flowers-102 consists of {parts}."
+        ) from None
     try:
         content: Document = loadmat(io.BytesIO(raw))
-    except (*_NOT_MATLAB, matlab.MatReadError) as error:
+    except Exception as error:  # SciPy raises almost any error for invalid bytes
         raise DataError(f"{path} is not a whole MATLAB file: {error}") from error
     return content
-
-
-# Errors that SciPy raises for invalid bytes.
-_NOT_MATLAB = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-)
 
 
 def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray[np.float32]:
@@ -168,7 +155,7 @@ def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray
         with Image.open(path) as opened:
             picture = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not a whole picture: {error}") from error
+        raise DataError(f"{path} is not a complete picture: {error}") from error
     resized = max(size, round(size * _RESIZED / _CROPPED))
     shorter = min(picture.size)
     width, height = (max(resized, round(side * resized / shorter)) for side in picture.size)

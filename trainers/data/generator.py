@@ -10,11 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from fleetrun.aliases import Strings
 
-Sample = Sequence[tuple[str, Sequence[Any]]]
+Sample = Sequence[tuple[str, Sequence[object]]]
 """One example: (slot, values) in the order of the slots."""
 
 _OUT_BYTES = 1 << 18
@@ -59,7 +58,7 @@ class MultiSlotDataGenerator:
     def set_batch(self, batch_size: int) -> None:
         """Set the number of examples that `generate_batch` receives."""
         if batch_size < 1:
-            raise ValueError(f"set_batch({batch_size}): a batch has at least 1 example")
+            raise ValueError(f"set_batch was given {batch_size}; a batch has at least 1 example")
         self._batch_size = batch_size
 
     def run_from_stdin(self) -> None:
@@ -98,7 +97,9 @@ class MultiSlotDataGenerator:
 
     def _check(self, names: Strings) -> None:
         if self._names or not names:
-            raise ValueError(f"a sample has slots {list(names)}; the first one had {list(self._names)}")
+            raise ValueError(
+                f"a sample has slots {list(names)}, but the first sample had {list(self._names)}"
+            )
         self._names = names
 
     def _run(self, lines: Iterable[str | None]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Batch, Layout, UseVar
 from trainers.data.sources import FileSource
-from trainers.data.stream import Split, UnavailableError
+from trainers.data.stream import Batches, Split, UnavailableError
 from trainers.data.warm import warm_up
 from trainers.errors import DataError, UsageError
 
@@ -64,7 +64,7 @@ class KafkaTopic:
             import confluent_kafka
         except ImportError as error:
             raise UsageError(
-                "KafkaTopic needs confluent-kafka, which is not installed; pip install 'fleetrun[kafka]'"
+                "KafkaTopic needs confluent-kafka, which is not installed. Run: pip install 'fleetrun[kafka]'"
             ) from error
         self._kafka = confluent_kafka
         self._topic, self._brokers = topic, brokers
@@ -77,7 +77,9 @@ class KafkaTopic:
         if not self._leaves_out and reset != "error":
             raise UsageError(f"auto.offset.reset is {reset!r}; for a stream it is 'earliest' or 'error'")
         if kept := sorted({"enable.auto.commit", "enable.partition.eof"}.intersection(given)):
-            raise UsageError(f"config of the topic {topic!r}: {kept[0]} is the stream's own")
+            raise UsageError(
+                f"config of the topic {topic!r} has {kept[0]}, which the stream sets itself. Remove it."
+            )
         self._config: Config = {
             "bootstrap.servers": brokers,
             "group.id": self.name,
@@ -88,7 +90,7 @@ class KafkaTopic:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
         }
-        self._said = ""
+        self._trouble = ""
         self._asking: ck.Consumer | None = None
         self._silence = _Silence(timeout_s)
         self._silences: defaultdict[int, _Silence] = defaultdict(lambda: _Silence(timeout_s))
@@ -113,8 +115,8 @@ class KafkaTopic:
             if self._seen or found.error.code() == self._kafka.KafkaError.LEADER_NOT_AVAILABLE:
                 raise self._silence.error(f"topic {self._topic!r} cannot be read: {found.error.str()}")
             raise DataError(
-                f"topic {self._topic!r} of {self._brokers} cannot be read: {found.error.str()}; make it "
-                "before the job starts"
+                f"Topic {self._topic!r} of {self._brokers} cannot be read: {found.error.str()}. Create it "
+                "before the job starts."
             )
         self._seen = True
         self._silence.ends()
@@ -128,9 +130,7 @@ class KafkaTopic:
             first, behind = found[number]
             yield Split(shard, first, behind, behind, first, self._leaves_out)
 
-    def read(
-        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
-    ) -> Iterator[tuple[Batch | None, int]]:
+    def read(self, shard: str, start: int, stop: int, rows: int, *, grows: bool) -> Batches:
         """Yield batches with the position behind each.
 
         Messages without examples are counted with a neighbouring batch.
@@ -172,14 +172,14 @@ class KafkaTopic:
     def _ask(self, question: Callable[[ck.Consumer], Answer], silence: _Silence) -> Answer:
         if self._asking is None:
             self._asking = self._consumer()
-        self._said = ""
+        self._trouble = ""
         try:
             return question(self._asking)
         except self._kafka.KafkaException as problem:
             error = problem.args[0]
             self._asking.poll(0)  # calls `_note_error` with the reason
             raise self._refused(error) or silence.error(
-                f"{self._brokers} do not answer about topic {self._topic!r}: {self._said or error.str()}"
+                f"{self._brokers} did not answer about topic {self._topic!r}: {self._trouble or error.str()}"
             ) from problem
         finally:
             self._asking.poll(0)
@@ -188,10 +188,10 @@ class KafkaTopic:
         try:
             return self._kafka.Consumer({**self._config, "error_cb": self._note_error})
         except (self._kafka.KafkaException, ValueError, TypeError) as problem:
-            raise UsageError(f"config of the topic {self._topic!r}: {problem}") from problem
+            raise UsageError(f"The config of the topic {self._topic!r} is invalid: {problem}") from problem
 
     def _note_error(self, error: ck.KafkaError) -> None:
-        self._said = error.str()
+        self._trouble = error.str()
 
     def _refused(self, error: ck.KafkaError) -> DataError | None:
         """Return an error that waiting cannot fix, or None."""
@@ -220,7 +220,7 @@ class _Silence:
         self._since = now if self._since is None else self._since
         if now - self._since < self._timeout:
             return UnavailableError(what)
-        return DataError(f"{what}, for {self._timeout:g} s (timeout_s)")
+        return DataError(f"{what}. This lasted for {self._timeout:g} s (timeout_s).")
 
 
 class _Messages:
@@ -293,7 +293,7 @@ class _Messages:
         """Return the messages so far, because the caller may have other work. Raises UnavailableError without
         any.
         """
-        why = f"nothing came, and there is more, up to {stop}"
+        why = f"no message arrived, although the partition continues up to {stop}"
         if time.monotonic() - self._waited[number][1] > self._quiet:
             self._quiet = min(2 * self._quiet, _LONGEST_QUIET_S)
             del self._waited[number]
@@ -302,7 +302,7 @@ class _Messages:
         self._given[number] = at
         if values:
             return values, at
-        raise UnavailableError(f"{self._topic!r} cannot be read from offset {at} on: {why}")
+        raise UnavailableError(f"{self._topic!r} cannot be read from offset {at}: {why}")
 
     def _at(self, number: int, start: int) -> ck.Consumer:
         if self._consumer is not None and start < self._given.get(number, 0):
@@ -329,7 +329,7 @@ class _Messages:
         self._consumer = None
         if values:
             return values, at
-        raise refused or self._silence.error(f"{self._topic!r} cannot be read from offset {at} on: {why}")
+        raise refused or self._silence.error(f"{self._topic!r} cannot be read from offset {at}: {why}")
 
 
 def _number(shard: str) -> int:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import compiled
+from trainers.kernels.compiled import Floats, compiled
 
 # ---- The kernel for MultiSlot text
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
@@ -266,29 +265,6 @@ def parse(
 
 
 @compiled
-def take_rows(source: Array, rows: Int64s, out: Array) -> None:
-    """Copy rows: out[i] = source[rows[i]]. Both are (n, width)."""
-    width = source.shape[1]
-    for i in range(len(rows)):
-        row = rows[i]
-        for j in range(width):
-            out[i, j] = source[row, j]
-
-
-@compiled
-def bag_offsets(counts: Int32s, columns: Int64s, rows: Int64s, out: Int64s) -> None:
-    """Write the start of each bag, with the slots one after the other, into out (slots * n + 1,), from 0."""
-    total = 0
-    at = 0
-    for slot in range(len(columns)):
-        for i in range(len(rows)):
-            out[at] = total
-            at += 1
-            total += counts[rows[i], columns[slot]]
-    out[at] = total
-
-
-@compiled
 def take_bags(
     counts: Int32s,
     columns: Int64s,
@@ -301,7 +277,8 @@ def take_bags(
 ) -> None:
     """Copy the values of these rows' bags, from example order to slot order.
 
-    `offsets` comes from bag_offsets. starts[:, which] (all rows + 1,) is where each example's values start.
+    `offsets` (slots * n + 1,) has the start of each bag in `out`. starts[:, which] (all rows + 1,) is where
+    each example's values start.
     """
     for i in range(len(rows)):
         at = starts[rows[i], which]
@@ -314,8 +291,8 @@ def take_bags(
 
 @compiled
 def take_values(values: Array, starts: Int64s, which: int, rows: Int64s, out: Array) -> None:
-    """Copy the values of these examples, one after the other. starts[:, which] is where each example
-    starts.
+    """Copy the values of these examples, one after the other. `starts[:, which]` holds the start of each
+    example.
     """
     to = 0
     for i in range(len(rows)):

@@ -77,7 +77,7 @@ def train_from_dataset(
     The batches pass through `prefetch`, which can start work before a step. Raises UsageError for names that
     the step does not return.
     """
-    told = _Told(fetch_list, fetch_info, print_period)
+    printer = _FetchPrinter(fetch_list, fetch_info, print_period)
     after = _trained if torch.is_grad_enabled() else _alive
     batches = examples = 0
     given: Numbers = {}
@@ -87,7 +87,7 @@ def train_from_dataset(
         batches += 1
         examples += len(batch)
         after(given, len(batch))
-        told.after(batches, given)
+        printer.after(batches, given)
     skipped = int(getattr(dataset, "skipped_lines", 0))
     fetches = {
         name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()
@@ -121,17 +121,20 @@ def _by_name(given: Numbers | Number | None) -> Numbers:
     return given if isinstance(given, Mapping) else {_LOSS: given}
 
 
-class _Told:
+class _FetchPrinter:
     """Prints values periodically."""
 
     def __init__(self, names: Sequence[str], labels: Sequence[str], period: int) -> None:
         if period < 1:
             raise UsageError(f"print_period is {period}; it must be at least 1")
         if isinstance(names, str) or isinstance(labels, str):
-            raise UsageError(f"fetch_list and fetch_info are lists of names, not {names!r} and {labels!r}")
+            raise UsageError(
+                f"fetch_list and fetch_info must be lists of names, not {names!r} and {labels!r}"
+            )
         if labels and len(labels) != len(names):
             raise UsageError(
-                f"fetch_info has {len(labels)} names and fetch_list {len(names)}; they belong together"
+                f"fetch_info has {len(labels)} names, but fetch_list has {len(names)}. Give one name for "
+                "each value."
             )
         self._labels = dict(zip(names, labels or names, strict=True))
         self._period = period
@@ -141,7 +144,9 @@ class _Told:
             return
         missing = [name for name in self._labels if name not in given]
         if missing:
-            raise UsageError(f"fetch_list has {missing[0]!r}; the step gave {', '.join(given) or 'nothing'}")
+            raise UsageError(
+                f"fetch_list has {missing[0]!r}, but the step returned {', '.join(given) or 'nothing'}"
+            )
         values = "".join(f", {label}{_shown(given[name])}" for name, label in self._labels.items())
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         sys.stdout.write(f"time: [{stamp}], batch: [{batches}]{values}\n")
@@ -170,7 +175,7 @@ class Arriving(Protocol):
     def draw(self) -> Any:
         """Return the next batch, before its turn. Raises StopIteration."""
 
-    def give(self, batch: Any) -> None:
+    def give(self, batch: object) -> None:
         """Count a drawn batch, because its turn has come."""
 
 

@@ -182,10 +182,10 @@ class BrokenLines:
             if self.count <= self._limit:
                 return None
         if not self._limit:
-            return DataError(f"{message}. Mend the file, or set max_bad_lines to skip so many such lines")
+            return DataError(f"{message}. Fix the file, or set max_bad_lines to skip this many broken lines.")
         return DataError(
-            f"{self.count} broken lines, and max_bad_lines is {self._limit}; the first: {self.first}; "
-            f"the last: {message}"
+            f"{self.count} lines are broken, but max_bad_lines is {self._limit}. First: {self.first}. Last: "
+            f"{message}."
         )
 
 
@@ -248,8 +248,8 @@ class Parser:
     def _grow(self, name: str) -> None:
         if len(self._buffer) >= _LONGEST_LINE:
             raise DataError(
-                f"{name}:{self._lines + 1}: the line is longer than {_LONGEST_LINE >> 20} MiB; "
-                "is this MultiSlot text?"
+                f"{name}:{self._lines + 1}: the line is longer than {_LONGEST_LINE >> 20} MiB. Is it "
+                "MultiSlot text?"
             )
         self._buffer = self._buffer + bytearray(len(self._buffer))
 

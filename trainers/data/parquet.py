@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fleetrun.aliases import Texts
 from trainers.data.slots import Bag, Batch, Kind, Layout, Slot, UseVar
-from trainers.data.stream import Split
+from trainers.data.stream import Batches, Split
 from trainers.data.stream_files import Folder
 from trainers.errors import DataError, UsageError
 from trainers.storage.folder import Where
@@ -44,6 +44,9 @@ class ParquetFiles:
     the servers, by default the path. Keep the name as long as each record must count once.
     """
 
+    skipped_lines = 0
+    """Always 0, because a value that does not fit its slot is an error."""
+
     def __init__(
         self,
         where: Where | Sequence[Where],
@@ -56,14 +59,16 @@ class ParquetFiles:
             import pyarrow.parquet as pq
         except ImportError as error:
             raise UsageError(
-                "ParquetFiles needs pyarrow, which is not installed; pip install 'fleetrun[parquet]'"
+                "ParquetFiles needs pyarrow, which is not installed. Run: pip install 'fleetrun[parquet]'"
             ) from error
         self._parquet = pq
         self._folder = Folder(where)
         self._layout = Layout.of(use_var)
         names = {slot.name for slot in self._layout.slots}
         if unknown := sorted(set(columns or {}) - names):
-            raise UsageError(f"columns names {unknown[0]!r}, which is not one of the slots {sorted(names)}")
+            raise UsageError(
+                f"columns contains {unknown[0]!r}, which is not one of the slots {sorted(names)}"
+            )
         self._columns = {slot.name: (columns or {}).get(slot.name, slot.name) for slot in self._layout.slots}
         self.name = name or self._folder.name
         self._starts: dict[str, list[int]] = {}
@@ -72,11 +77,6 @@ class ParquetFiles:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ParquetFiles) and self._folder == other._folder
-
-    @property
-    def skipped_lines(self) -> int:
-        """Always 0, because a value that does not fit its slot is an error."""
-        return 0
 
     def shards(self) -> list[str]:
         return self._folder.names()
@@ -92,9 +92,7 @@ class ParquetFiles:
                 if (first + number) % trainers == rank:
                     yield Split(name, start, stop, starts[-1])
 
-    def read(
-        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
-    ) -> Iterator[tuple[Batch | None, int]]:
+    def read(self, shard: str, start: int, stop: int, rows: int, *, grows: bool) -> Batches:
         starts = self._starts[shard]
         group = bisect_right(starts, start) - 1
         at, chunk = starts[group], -(-_CHUNK_ROWS // rows) * rows
@@ -103,8 +101,8 @@ class ParquetFiles:
         try:
             if (found_rows := self._file(shard).metadata.num_rows) != starts[-1]:
                 raise DataError(
-                    f"{path} has {found_rows} rows now, and had {starts[-1]}: it was replaced, so its "
-                    "positions mean nothing. Give new files new names"
+                    f"{path} now has {found_rows} rows, but had {starts[-1]}. It was replaced, so its "
+                    "positions are no longer valid. Use new names for new files."
                 )
             for found in self._file(shard).iter_batches(
                 batch_size=chunk, row_groups=[group], columns=wanted, use_threads=False
@@ -118,7 +116,7 @@ class ParquetFiles:
                 at += len(found)
                 if at >= stop:
                     return
-            raise DataError(f"{path} became shorter: its rows end at {at}, and there were {starts[-1]}")
+            raise DataError(f"{path} became shorter: it had {starts[-1]} rows, and now has {at}")
         except (OSError, ValueError) as problem:  # ArrowInvalid is a ValueError
             raise DataError(f"{path} cannot be read: {problem}") from problem
 
@@ -131,8 +129,8 @@ class ParquetFiles:
                 raise
             except (OSError, ValueError) as problem:
                 raise DataError(
-                    f"{path} is not a whole Parquet file: {problem}. While it is written, its name must "
-                    "begin with a dot or an underscore"
+                    f"{path} is not a complete Parquet file: {problem}. Start the name of an incomplete "
+                    "file with a dot or an underscore."
                 ) from problem
         return self._open[1]
 
@@ -144,7 +142,7 @@ class ParquetFiles:
         file, path = self._file(name), self._folder.path(name)
         schema = file.schema_arrow
         if twice := {column for column in self._columns.values() if schema.names.count(column) > 1}:
-            raise DataError(f"{path} has several columns {min(twice)!r}; rename all but one")
+            raise DataError(f"{path} has several columns {min(twice)!r}. Rename all but one.")
         for slot in self._layout.slots:
             column = self._columns[slot.name]
             if column not in schema.names:
@@ -165,7 +163,7 @@ def _check_type(slot: Slot, found: pa.DataType, where: str) -> None:
     if lists is (slot.length == 1) or not good:
         numbers = "numbers" if slot.kind in (Kind.DENSE, Kind.WEIGHTS) else "whole numbers"
         wanted = numbers if slot.length == 1 else f"lists of {numbers}"
-        raise DataError(f"{where} is of type {found}, and slot {slot.name!r} needs {wanted}")
+        raise DataError(f"{where} has the type {found}, but slot {slot.name!r} needs {wanted}")
 
 
 class _Chunk:
@@ -190,7 +188,7 @@ class _Chunk:
         import pyarrow.types as types
 
         if found.null_count:
-            raise DataError(f"{where} has {found.null_count} nulls; slot {slot.name!r} needs values")
+            raise DataError(f"{where} has {found.null_count} nulls, but slot {slot.name!r} needs values")
         place = self._layout.places[slot.name]
         if slot.length == 1:
             self._fixed[place.kind][:, place.start] = _numbers(found, where)
@@ -207,7 +205,9 @@ class _Chunk:
             return
         if len(wrong := np.flatnonzero(np.diff(offsets) != slot.length)):
             count = int(offsets[wrong[0] + 1] - offsets[wrong[0]])
-            raise DataError(f"{where} has a list of {count}; slot {slot.name!r} has length {slot.length}")
+            raise DataError(
+                f"{where} has a list of {count} values, but slot {slot.name!r} has length {slot.length}"
+            )
         self._fixed[place.kind][:, place.start : place.stop] = values.reshape(-1, slot.length)
 
     def batch(self, start: int, stop: int) -> Batch:
@@ -233,7 +233,7 @@ class _Chunk:
 def _numbers(found: pa.Array, where: str) -> Values:
     """Return the numbers of a column, without a copy. Raises DataError for nulls and infinite numbers."""
     if found.null_count:
-        raise DataError(f"{where} has lists with {found.null_count} nulls; a slot needs numbers")
+        raise DataError(f"{where} has lists with {found.null_count} nulls, but a slot needs numbers")
     values: Values = found.to_numpy(zero_copy_only=True)
     if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
         raise DataError(f"{where} has numbers that are not finite as float32")

@@ -33,7 +33,7 @@ def decode_records(content: bytes) -> list[Records]:
     try:
         found = [Records(*each) for each in json.loads(content)]
     except (ValueError, TypeError) as error:
-        raise DataError(f"these are not the records of a stream: {error}") from error
+        raise DataError(f"the records of a stream are malformed: {error}") from error
     for stream, shard, start, stop in found:
         names = isinstance(stream, str) and isinstance(shard, str)
         if not names or type(start) is not int or type(stop) is not int or not 0 <= start < stop:

@@ -8,8 +8,9 @@ each trainer.
 
 from __future__ import annotations
 
+import heapq
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +35,7 @@ _OFTEN = 3
 def check_rank(rank: int, trainers: int) -> None:
     """Raise UsageError for a rank outside 0 to trainers - 1."""
     if not 0 <= rank < trainers:
-        raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+        raise UsageError(f"rank is {rank} of {trainers} trainers; ranks are from 0 to {trainers - 1}")
 
 
 class ResumableSampler(Sampler[Sample]):
@@ -78,7 +79,7 @@ class ResumableSampler(Sampler[Sample]):
 
     def state_dict(self) -> dict[str, int]:
         if self._uncounted:
-            raise UsageError("batches were taken without being counted; loop over sampler.batches(loader)")
+            raise UsageError("Batches were taken without being counted. Loop over sampler.batches(loader).")
         return {"epoch": self.epoch, "position": self.position} | self._of()
 
     def load_state_dict(self, state: Fields) -> None:
@@ -89,7 +90,9 @@ class ResumableSampler(Sampler[Sample]):
             f"{name} {state[name]}, now {value}" for name, value in self._of().items() if state[name] != value
         ]
         if other:
-            raise UsageError(f"the sampler's state is of other data or another order: {'; '.join(other)}")
+            raise UsageError(
+                f"The sampler's state belongs to other data or another order: {'; '.join(other)}"
+            )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._uncounted = self._passed = False
 
@@ -100,7 +103,7 @@ class ResumableSampler(Sampler[Sample]):
         """Yield the loader's batches. Each yielded batch counts as `samples` used samples of the job."""
         self._use(0, least)  # after smaller batches, the rest of the epoch may be too short for one batch
         try:
-            for batch in self._begun(loader):
+            for batch in self._started(loader):
                 self._uncounted = self._passed = False
                 self._use(samples, least)
                 yield batch
@@ -113,17 +116,17 @@ class ResumableSampler(Sampler[Sample]):
         if self._length - self.position < least:
             self.epoch, self.position = self.epoch + 1, 0
 
-    def _begun(self, loader: Iterable[Item]) -> Iterator[Item]:
+    def _started(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Start the loader without an extra random number in the middle of an epoch.
 
         A DataLoader draws a random number when its loop starts. If a resumed loop drew it again, dropout
         would get other numbers than without the restart.
         """
         before = torch.get_rng_state()
-        begun = iter(loader)
+        batches = iter(loader)
         if self.position:
             torch.set_rng_state(before)
-        return begun
+        return batches
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield from the current position to the end of the epoch, and after a whole pass, from the next
@@ -136,9 +139,9 @@ class ResumableSampler(Sampler[Sample]):
             self.set_epoch(self.epoch + 1)
         elif self._left == _OFTEN:
             glog(
-                f"{type(self).__name__}: {_OFTEN} passes were left before their end, and each began with the "
-                f"same samples of epoch {self.epoch}; for others call set_epoch(epoch) of the sampler on all "
-                "ranks before each pass"
+                f"{type(self).__name__}: {_OFTEN} passes were left early, and each started with the same "
+                f"samples of epoch {self.epoch}. To get other samples, call set_epoch(epoch) of the sampler "
+                "on all ranks before each pass."
             )
         self._uncounted, self._left = True, self._left + 1
         epoch = self.epoch
@@ -158,26 +161,40 @@ T = TypeVar("T")
 class ElasticBatchSampler(ResumableSampler[list[int]]):
     """Batches for trainer `rank` of `trainers`, its part of each batch of `batch_size` samples of the job.
 
-    Use it as `DataLoader(data, batch_sampler=sampler)`. Parts differ by at most one sample. For the gradient
+    Use it as `DataLoader(data, batch_sampler=sampler)`. Parts differ by at most one sample. With `lengths`
+    (one number for each sample, such as its tokens), they also have about equally large sums of lengths, so
+    no trainer waits for another one's long sequences. The samples of a batch stay the same. For the gradient
     of the whole batch, scale the sum of the losses by `trainers / batch_size`, because DDP takes the mean
     over trainers. The samples after the last whole batch of an epoch are left out. They differ in each epoch.
 
         for batch in sampler.batches(loader): ...       # one epoch, or the rest of it
 
     The state is the epoch and the number of used samples, including the batch that `batches` yielded last. It
-    holds for any number of trainers and any batch size. Raises UsageError for an invalid batch size.
+    holds for any number of trainers and any batch size. Raises UsageError for an invalid batch size, and for
+    another number of lengths than samples.
     """
 
     def __init__(
-        self, length: int, batch_size: int, *, rank: int, trainers: int, seed: int = 0, shuffle: bool = True
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        rank: int,
+        trainers: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        lengths: Sequence[float] | None = None,
     ) -> None:
         super().__init__(length, rank=rank, trainers=trainers, seed=seed, shuffle=shuffle)
         if not trainers <= batch_size <= length:
             raise UsageError(
-                f"batch_size is {batch_size}, of all trainers together; it must be from {trainers}, their "
-                f"number, to {length}, the number of samples"
+                f"batch_size is {batch_size} for all trainers together; it must be from {trainers} (the "
+                f"number of trainers) to {length} (the number of samples)"
             )
+        if lengths is not None and len(lengths) != length:
+            raise UsageError(f"lengths has {len(lengths)} numbers for {length} samples")
         self._batch_size = batch_size
+        self._lengths = None if lengths is None else np.asarray(lengths, np.float64)
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""
@@ -187,7 +204,24 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
         size = self._batch_size
         low, high = (part * size // self._trainers for part in (self._rank, self._rank + 1))
         for first in range(0, len(left) - size + 1, size):
-            yield left[first + low : first + high].tolist()
+            batch = left[first : first + size]
+            if self._lengths is not None:
+                batch = self._balanced(batch, self._lengths[batch])
+            yield batch[low:high].tolist()
+
+    def _balanced(self, batch: NDArray[np.int64], lengths: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the samples of a batch, part by part. The longest sample goes first, to the part with the
+        smallest sum.
+        """
+        ends = [part * len(batch) // self._trainers for part in range(self._trainers + 1)]
+        parts = [(0.0, part) for part in range(self._trainers)]
+        places: list[list[int]] = [[] for _ in parts]
+        for place in (-lengths).argsort(kind="stable").tolist():
+            total, part = heapq.heappop(parts)
+            places[part].append(place)
+            if len(places[part]) < ends[part + 1] - ends[part]:
+                heapq.heappush(parts, (total + lengths[place], part))
+        return np.take(batch, np.concatenate([sorted(part) for part in places]))
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield the loader's batches, and count each as used when it is yielded."""

@@ -60,7 +60,7 @@ class Sized(Protocol):
     """A map-style data set with a length."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 def shard_loader(
@@ -82,8 +82,8 @@ def shard_loader(
     sampler = ShardSampler(len(dataset), rank, trainers, shuffle=shuffle, seed=seed, epoch=epoch)
     if len(sampler) < batch_size:
         raise UsageError(
-            f"batch_size is {batch_size}, and {len(dataset)} samples for {trainers} trainers are "
-            f"{len(sampler)} for each; take a smaller batch_size"
+            f"batch_size is {batch_size}, but {len(dataset)} samples for {trainers} trainers are only "
+            f"{len(sampler)} for each. Use a smaller batch_size."
         )
     return _Loader(
         dataset,  # type: ignore[arg-type]  # torch's Dataset has no length
@@ -114,9 +114,11 @@ def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
     string instead of a list, for an empty list, and for a rank outside 0 to trainers - 1.
     """
     if isinstance(files, str | bytes):
-        raise UsageError(f"get_file_shard needs a list of files, not {files!r}")
+        raise UsageError(f"get_file_shard was given {files!r}; it must be a list of files")
     if not files:
-        raise UsageError("get_file_shard was given no files; does a pattern match nothing?")
+        raise UsageError(
+            "get_file_shard was given no files. If you use a pattern, check that it matches files."
+        )
     check_rank(rank, trainers)
     block, longer = divmod(len(files), trainers)
     first = rank * block + min(rank, longer)

@@ -67,12 +67,12 @@ class Slot:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise UsageError("a slot has no name; the model finds its input by it")
+            raise UsageError("A slot has no name. Set a name, by which the model finds the input.")
         if self.dtype not in _TYPES:
-            raise UsageError(f"slot {self.name!r} has dtype {self.dtype!r}; it must be float32 or int64")
+            raise UsageError(f"Slot {self.name!r} has dtype {self.dtype!r}; it must be float32 or int64")
         if self.length is not None and (isinstance(self.length, bool) or self.length < 1):
             raise UsageError(
-                f"slot {self.name!r} has length {self.length!r}; it must be at least 1, or None if it varies"
+                f"Slot {self.name!r} has length {self.length!r}; it must be at least 1, or None if it varies"
             )
 
     @property
@@ -107,17 +107,19 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not self.slots:
-            raise UsageError("use_var is empty; give the slots of a line, in their order")
+            raise UsageError("use_var is empty. Pass the slots of a line in their order.")
         names = [slot.name for slot in self.slots]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise UsageError(f"use_var has {doubled[0]!r} twice; every slot needs a name of its own")
+            raise UsageError(f"use_var has {doubled[0]!r} twice; each slot needs a different name")
 
     @classmethod
     def of(cls, use_var: UseVar) -> Layout:
         strange = [each for each in use_var if not isinstance(each, TakesSlots)]
         if strange:
-            raise UsageError(f"use_var holds {strange[0]!r}; it is a list of trainers.data.slots.Slot")
+            raise UsageError(
+                f"use_var contains {strange[0]!r}; it must be a list of trainers.data.slots.Slot"
+            )
         return cls(tuple(slot for each in use_var for slot in each.slots))
 
     @cached_property
@@ -187,7 +189,7 @@ class Bag(NamedTuple):
         examples = len(self.offsets) - 1
         if len(self.values) != examples or not bool((self.offsets.diff() == 1).all()):
             raise UsageError(
-                f"{examples} examples have {len(self.values)} values, not one each; use values and offsets"
+                f"{examples} examples have {len(self.values)} values, not one each. Use values and offsets."
             )
         return self.values.view(-1, 1)
 
@@ -234,7 +236,7 @@ class Batch:
         """Return a slot of fixed length, (n, length). Raises UsageError for a slot of any length."""
         found = self[name]
         if isinstance(found, Bag):
-            raise UsageError(f"slot {name!r} has no fixed length; batch.bag({name!r}) has its values")
+            raise UsageError(f"Slot {name!r} has no fixed length. Use batch.bag({name!r}).")
         return found
 
     def bag(self, name: str) -> Bag:
@@ -272,9 +274,9 @@ class Batch:
     def _place(self, name: str, wanted: Kind | None = None) -> Place:
         place = self.layout.places.get(name)
         if place is None:
-            raise UsageError(f"the batch has no slot {name!r}; its slots are {', '.join(self.names)}")
+            raise UsageError(f"The batch has no slot {name!r}; its slots are {', '.join(self.names)}")
         if wanted is not None and place.kind is not wanted:
-            raise UsageError(f"slot {name!r} is {place.kind.name}; this call takes {wanted.name} slots")
+            raise UsageError(f"Slot {name!r} is {place.kind.name}; this call needs {wanted.name} slots")
         return place
 
     def _bags(self, kind: Kind, start: int, stop: int) -> Bag:
@@ -288,5 +290,5 @@ class Batch:
 
 def _are_neighbours(places: list[Place]) -> bool:
     if not places:
-        raise UsageError("no slot was named; give the names of the slots to join")
+        raise UsageError("No slot was given. Pass the names of the slots to join.")
     return all(left.stop == right.start for left, right in itertools.pairwise(places))

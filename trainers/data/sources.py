@@ -21,6 +21,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ from trainers.errors import DataError
 
 _PIPE_BYTES = 1 << 20
 _LAST_WORDS = 10
+_LAST_S = 1.0  # seconds to wait for words of processes that left the command's group
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _CUT_BY_COMMAND = 128 + signal.SIGPIPE
 """A command of the pipeline closed its input early, as `head` does. This process always kills the command
@@ -48,8 +50,9 @@ before it closes the output.
 class PipeSource:
     """The output of `command` for one file, as a Source. It closes the open file `given`.
 
-    A file without a descriptor (a remote one) is written into the command as the command reads it. When
-    `stop` (a descriptor) becomes readable, the text ends, and the command's exit code is ignored.
+    Threads pass on the command's standard error, and write a file without a descriptor (a remote one) into
+    the command. When `stop` (a descriptor) becomes readable, the text ends, and the command's exit code is
+    ignored.
     """
 
     def __init__(self, command: str, name: str, given: IO[bytes], stop: int) -> None:
@@ -58,10 +61,9 @@ class PipeSource:
         self._file = name
         self._given = given
         self._stop = stop
-        self._stopped = False
         self._words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self._half_line = b""
-        self._pending = memoryview(b"")
+        self._problem: Exception | None = None
+        """The reason why the file was not read to its end."""
         direct = _has_descriptor(given)
         try:
             self._process = subprocess.Popen(
@@ -70,142 +72,98 @@ class PipeSource:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=_command_environment(),
-                bufsize=0,
                 process_group=0,
             )
         except OSError as problem:
             given.close()
             raise DataError(f"pipe_command {command!r} cannot be started: {problem}") from problem
-        self._watch(direct)
-
-    def _watch(self, direct: bool) -> None:
-        process = self._process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._out, self._err = process.stdout.fileno(), process.stderr.fileno()
-        self._in = -1 if direct or process.stdin is None else process.stdin.fileno()
-        self._ended = os.pidfd_open(process.pid)
-        self._poll = select.poll()
-        for descriptor in (self._out, self._err, self._ended, self._stop):
-            self._poll.register(descriptor, select.POLLIN)
+        assert self._process.stdout is not None
+        self._out = self._process.stdout.fileno()
+        self._ended = os.pidfd_open(self._process.pid)
         os.set_blocking(self._out, False)
-        os.set_blocking(self._err, False)
-        if self._in >= 0:
-            os.set_blocking(self._in, False)
-            self._poll.register(self._in, select.POLLOUT)
         with suppress(OSError):  # the size is more than this user may have, so it stays at 64 KiB
             fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        work = [self._listen] if direct else [self._listen, self._feed]
+        self._threads = [threading.Thread(target=each, daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
 
     def readinto(self, buffer: memoryview) -> int:
         """Read the next bytes of the command's output, 0 at its end. Raises DataError if the command
         failed.
+
+        The text ends with the command, even if a background process that it left still holds the pipe.
         """
-        got = -1
-        while got < 0:
-            ready = {descriptor for descriptor, _ in self._poll.poll()}
-            self._attend(ready)
-            if self._stopped:
-                return 0
-            if self._out in ready or self._ended in ready:
-                got = self._read(buffer, over=self._ended in ready)
-        if not got:
-            self._finish()
-        return got
+        while self._stop not in (ready := _readable(self._out, self._ended, self._stop)):
+            try:
+                got = os.readv(self._out, [buffer])
+            except BlockingIOError:
+                if self._ended not in ready:
+                    continue
+                got = 0
+            if not got:
+                self._finish()
+            return got
+        return 0
 
     def close(self) -> None:
         """End the remaining processes of the command."""
-        if self._process.returncode is None:
-            self._end_group()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with suppress(BrokenPipeError):
-                    stream.close()
+        self._end_group()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         os.close(self._ended)
         self._given.close()
 
     def _end_group(self) -> int:
         """Kill the command and its children. Return its exit code."""
-        # The group id is free for reuse as soon as its leader is reaped, so the signal comes first.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
-    def _attend(self, ready: set[int]) -> None:
-        """Handle all descriptors except the output."""
-        self._stopped = self._stop in ready
-        if self._err in ready:
-            self._listen()
-        if self._in in ready and not self._stopped:
-            self._pump()
+        if self._process.returncode is None:
+            # The group id is free for reuse as soon as its leader is reaped, so the signal comes first.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            for thread in self._threads:
+                thread.join(_LAST_S)
+        return self._process.returncode
 
     def _listen(self) -> None:
         """Copy the command's standard error, and keep the last lines."""
-        while True:
-            try:
-                said = os.read(self._err, 1 << 16)
-            except BlockingIOError:
-                return
-            if not said:
-                with suppress(KeyError):
-                    self._poll.unregister(self._err)
-            *lines, self._half_line = (self._half_line + said).split(b"\n")
-            if not said and self._half_line:
-                lines, self._half_line = [self._half_line], b""
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
             for line in lines:
-                self._words.append(line.decode("utf-8", "backslashreplace"))
+                self._words.append(line.decode("utf-8", "backslashreplace").removesuffix("\n"))
                 sys.stderr.write(f"{self._words[-1]}\n")
-            if not said:
-                return
 
-    def _read(self, buffer: memoryview, *, over: bool) -> int:
-        """Read from the pipe. Return 0 at its end, and -1 while it is empty.
-
-        The text ends with the command, even if a background process that it left still holds the pipe.
-        """
+    def _feed(self) -> None:
+        """Write the file into the command, as far as the command reads it."""
+        assert self._process.stdin is not None
         try:
-            return os.readv(self._out, [buffer])
-        except BlockingIOError:
-            return 0 if over else -1
-
-    def _pump(self) -> None:
-        """Write as much of the file to the command as it accepts now. Raises DataError if the file
-        ends early.
-        """
-        try:
-            self._pending = self._pending or memoryview(self._given.read(_PIPE_BYTES))
-        except (EOFError, OSError) as problem:
-            raise _unread(self._file, problem) from problem
-        try:
-            written = os.write(self._in, self._pending) if self._pending else 0
-        except BrokenPipeError:  # it does not read further
-            written = 0
-        except BlockingIOError:
-            return
-        self._pending = self._pending[written:]
-        if not written:
-            self._poll.unregister(self._in)
-            self._in = -1
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            with suppress(BrokenPipeError), self._process.stdin as to:
+                shutil.copyfileobj(self._given, to, _PIPE_BYTES)
+        except (EOFError, OSError, ValueError) as problem:  # ValueError: it was closed meanwhile
+            self._problem = problem
 
     def _finish(self) -> None:
-        """Wait for the command after its output's end, and raise DataError if it failed."""
-        self._poll.unregister(self._out)
-        ready: set[int] = set()
-        while self._ended not in ready and not self._stopped:
-            ready = {descriptor for descriptor, _ in self._poll.poll()}
-            self._attend(ready)
-        if self._stopped:
+        """Wait for the command after its output's end, and raise DataError if it or the file failed."""
+        if self._stop in _readable(self._ended, self._stop):
             return
-        self._listen()
         code = self._end_group()
+        if self._problem is not None:
+            raise _unread(self._file, self._problem) from self._problem
         if code not in (0, _CUT_BY_COMMAND):
             raise DataError(self._failure(code))
 
     def _failure(self, code: int) -> str:
-        said = "".join(f"\n    {line}" for line in self._words)
-        words = f"; its last words:{said}" if said else "; it said nothing on its standard error"
+        lines = "".join(f"\n    {line}" for line in self._words)
+        words = f"; its last lines:{lines}" if lines else "; it printed nothing on its standard error"
         return f"pipe_command {self._command!r} {_end_of(code)} on {self._file}{words}"
+
+
+def _readable(*descriptors: int) -> set[int]:
+    """Wait until some of these descriptors are readable, or at their end. Return them."""
+    poll = select.poll()
+    for each in descriptors:
+        poll.register(each, select.POLLIN)
+    return {each for each, _ in poll.poll()}
 
 
 def _shell_for(command: str) -> list[str]:
@@ -298,10 +256,10 @@ def check_files(paths: Sequence[str]) -> None:
     missing = [path for path in local if not Path(path).exists()]
     if missing:
         others = f" and {len(missing) - 1} more of {len(paths)} files" if len(missing) > 1 else ""
-        raise DataError(f"{missing[0]}{others} does not exist; the data set was given it by set_filelist")
+        raise DataError(f"{missing[0]}{others} in set_filelist does not exist")
     folders = [path for path in local if Path(path).is_dir()]
     if folders:
-        raise DataError(f"{folders[0]} is a directory; set_filelist takes the files in it")
+        raise DataError(f"{folders[0]} is a directory. Pass the files in it to set_filelist.")
 
 
 @contextlib.contextmanager
@@ -322,7 +280,7 @@ def open_source(path: str, command: str, stop: int) -> Iterator[Source]:
         if not path.endswith(".gz"):
             yield FileSource(path, whole)
         elif whole.size == 0:
-            raise _unread(path, EOFError("it is empty, and even a gzip file of nothing is not"))
+            raise _unread(path, EOFError("the file is empty, which is not valid gzip"))
         else:
             yield FileSource(path, gzip.GzipFile(fileobj=whole))
 

@@ -10,9 +10,10 @@ import torch
 
 from fleetrun.frozen import frozen
 from trainers.data import kernels
-from trainers.data.kernels import Array, Floats, Int32s, Int64s
+from trainers.data.kernels import Array, Int32s, Int64s
 from trainers.data.slots import Bag, Batch, Kind, Layout
 from trainers.errors import UsageError
+from trainers.kernels.compiled import Floats
 
 # ---- Examples as columns
 
@@ -93,11 +94,7 @@ class Columns:
 
     def gather(self, rows: Int64s) -> Batch:
         """Return a batch of these rows (n,), in this order."""
-        dense = np.empty((len(rows), self.dense.shape[1]), dtype=np.float32)
-        ids = np.empty((len(rows), self.ids.shape[1]), dtype=np.int64)
-        kernels.take_rows(self.dense, rows, dense)
-        kernels.take_rows(self.ids, rows, ids)
-        return self._batch(dense, ids, rows)
+        return self._batch(self.dense.take(rows, axis=0), self.ids.take(rows, axis=0), rows)
 
     def _batch(self, dense: Floats, ids: Int64s, rows: Int64s) -> Batch:
         return Batch(
@@ -114,8 +111,8 @@ class Columns:
         if not len(columns):
             return None
         source, which = (self.bags, 0) if kind is Kind.BAG else (self.weights, 1)
-        offsets = np.empty(len(columns) * len(rows) + 1, dtype=np.int64)
-        kernels.bag_offsets(self.counts, columns, rows, offsets)
+        offsets = np.zeros(len(columns) * len(rows) + 1, dtype=np.int64)
+        np.cumsum(self.counts[rows][:, columns].T, out=offsets[1:])
         out = np.empty(offsets[-1], dtype=source.dtype)
         kernels.take_bags(self.counts, columns, rows, source, self.starts, which, offsets, out)
         return Bag(torch.from_numpy(out), torch.from_numpy(offsets))
@@ -169,7 +166,7 @@ class GrowingArray:
             self._map.resize(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         except BufferError as problem:
             raise UsageError(
-                "examples cannot be added while a pass over the data set is open; finish or close it first"
+                "Examples cannot be added during a pass over the data set. Finish or close the pass first."
             ) from problem
 
 

@@ -25,7 +25,7 @@ from trainers.data.slots import Batch
 from trainers.errors import DataError, UsageError
 from trainers.process.log import glog
 
-_TELL_S = 30.0
+_REPORT_S = 30.0
 
 
 class UnavailableError(Exception):
@@ -47,6 +47,10 @@ class Split(NamedTuple):
     leaves_out: bool = False
 
 
+Batches = Iterator[tuple[Batch | None, int]]
+"""Batches of a shard, each with the position behind it. If only the position moves, the batch is None."""
+
+
 class Source(Protocol):
     """Shards of records. `name` is the same in every start of the job.
 
@@ -61,12 +65,9 @@ class Source(Protocol):
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
         """Yield the splits of one trainer. The splits of all trainers together cover all `shards`."""
 
-    def read(
-        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
-    ) -> Iterator[tuple[Batch | None, int]]:
-        """Yield batches of at most `rows` records, each with the position behind it.
+    def read(self, shard: str, start: int, stop: int, rows: int, *, grows: bool) -> Batches:
+        """Yield batches of at most `rows` records. `start` and `stop` are ends of a split or of a batch.
 
-        If only the position moves, the batch is None. `start` and `stop` are ends of a split or of a batch.
         With `grows`, a record at the end may be incomplete, and is then left for the next read.
         """
 
@@ -143,7 +144,7 @@ class Stream:
         if not poll_s > 0:
             raise UsageError(f"poll_s is {poll_s!r}; it must be a number of seconds above 0")
         if until is not None and not follow:
-            raise UsageError("until says when a stream that follows its source ends; give follow=True too")
+            raise UsageError("until ends a stream that follows its source. Set follow=True too.")
         self._source, self._trainer = source, trainer
         self.batch_size, self.follow, self.until = batch_size, follow, until
         self.poll_s, self.queue_size = poll_s, queue_size
@@ -169,16 +170,13 @@ class Stream:
         name, current = self._source.name, former.by()
         if former.source != self._source:
             raise UsageError(
-                f"two sources have the name {name!r}, by which servers know what they have counted of a "
-                "stream: give one of them another name="
+                f"Two sources have the name {name!r}, so servers cannot distinguish their records. Give one "
+                "of them another name=."
             )
         if current is not None and current.stream is self:
             current.close()
         elif current is not None and not current.over:
-            raise UsageError(
-                f"the stream {name!r} is being read by another loop, which has not ended: each of them would "
-                "get all records"
-            )
+            raise UsageError(f"Another loop reads the stream {name!r}. End that loop first.")
 
 
 class _Idle(Enum):
@@ -290,12 +288,12 @@ class _Reader:
     def _run(self) -> None:
         stream = self._stream
         with self.queue.producer():
-            going = self._look(grows=stream.follow, begun=True)
+            going = self._look(grows=stream.follow, started=True)
             last = False
             while going and not last:
                 last = not stream.follow or (stream.until is not None and stream.until())
                 self._found = False
-                going = self._look(grows=not last, begun=False)
+                going = self._look(grows=not last, started=False)
                 if going and not last and not self._found:
                     going = self._idle()
 
@@ -307,41 +305,42 @@ class _Reader:
             self.queue.put(_Idle.IDLE, 0)
         return not self._stop.wait(self._stream.poll_s)
 
-    def _look(self, *, grows: bool, begun: bool) -> bool:
+    def _look(self, *, grows: bool, started: bool) -> bool:
         """Read the available records as soon as possible. Return False if this process must stop before."""
-        told = -_TELL_S
+        reported = -_REPORT_S
         while not self._stop.is_set():
             try:
-                self._read_all(grows=grows, begun=begun)
+                self._read_all(grows=grows, started=started)
                 return not self._stop.is_set()
             except UnavailableError as problem:
-                if time.monotonic() - told >= _TELL_S:
-                    told = time.monotonic()
+                if time.monotonic() - reported >= _REPORT_S:
+                    reported = time.monotonic()
                     glog(f"the stream {self._source.name!r} waits: {problem}")
             if not self._idle():
                 return False
         return False
 
-    def _read_all(self, *, grows: bool, begun: bool) -> None:
+    def _read_all(self, *, grows: bool, started: bool) -> None:
         """Read the available records of this trainer.
 
-        With `begun`, read only records that some servers have, before all others. In sync training, servers
+        With `started`, read only records that some servers have, before all others. In sync training, servers
         may be one step apart, and that step must be made first.
         """
         shards = self._source.shards()
-        if begun:
+        if started:
             partly = {shard for shard, servers in self._have.items() if len(servers) > 1}
-            if gone := sorted(partly.difference(shards)):
+            if vanished := sorted(partly.difference(shards)):
                 raise DataError(
-                    f"{gone[0]!r} of the stream {self._source.name!r} is not there any more, and some "
-                    "servers have more of its records than others; put it back until they have the same"
+                    f"{vanished[0]!r} of the stream {self._source.name!r} no longer exists, but some servers "
+                    "have more of its records than others. Restore the file until all servers have the same "
+                    "records."
                 )
             shards = [shard for shard in shards if shard in partly]
         for split in self._source.splits(shards, self._rank, self._trainers):
             servers = self._have.setdefault(split.shard, [Intervals()])
             self._check(split, servers)
             for piece in list(missing(servers, split.start, split.stop)):
-                if any(piece.on) or not begun:
+                if any(piece.on) or not started:
                     self._read(split, piece, servers, grows=grows and piece.stop == split.size)
                 if self._stop.is_set():
                     return
@@ -350,47 +349,47 @@ class _Reader:
         read = max((each.ends[-1] for each in servers if each.ends), default=0)
         if read > split.size:
             raise DataError(
-                f"{split.shard!r} of the stream {self._source.name!r} ends at {split.size}, and was read up "
-                f"to {read}: it was cut or replaced, so its positions mean nothing. Give what is new "
-                "another name"
+                f"{split.shard!r} of the stream {self._source.name!r} ends at {split.size}, but was read up "
+                f"to {read}. It was cut short or replaced, so its positions are no longer valid. Use "
+                "another name for new data."
             )
         first = self._firsts.setdefault(split.shard, split.first)
-        begun = min([first, *(each.ends[0] for each in servers if each.ends)])
-        for piece in missing(servers, begun, split.first) if begun < split.first else ():
+        start = min([first, *(each.ends[0] for each in servers if each.ends)])
+        for piece in missing(servers, start, split.first) if start < split.first else ():
             what = (
                 f"records [{piece.start}, {piece.stop}) of {split.shard!r} in the stream "
                 f"{self._source.name!r} were deleted before all servers had them"
             )
             if not split.leaves_out:
                 raise DataError(
-                    f"{what}, and it begins at {split.first} now; "
-                    'config={"auto.offset.reset": "earliest"} leaves them out'
+                    f"{what}, and the shard now starts at {split.first}. To skip these records, set "
+                    'config={"auto.offset.reset": "earliest"}.'
                 )
             if (split.shard, piece.stop) not in self._left_out:
                 self._left_out.add((split.shard, piece.stop))
-                glog(f"{what}: they are left out")
+                glog(f"{what}. The stream skips them.")
 
     def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
-        told = at = piece.start
+        delivered = at = piece.start
         passed = self._passed.pop(split.shard, None)
         if passed is not None and passed[1:] == (piece.start, piece.on):
-            told = passed[0]
+            delivered = passed[0]
         batches = self._source.read(
             split.shard, piece.start, piece.stop, self._stream.batch_size, grows=grows
         )
         try:
             for batch, behind in batches:
                 if batch is not None:
-                    records = Records(self._source.name, split.shard, told, behind)
+                    records = Records(self._source.name, split.shard, delivered, behind)
                     if any(piece.on):
-                        self.pieces[split.shard, told] = piece.on
+                        self.pieces[split.shard, delivered] = piece.on
                     self._found = True
                     if not self.queue.put(replace(batch, records=records)):
                         return
-                    told = behind
+                    delivered = behind
                 at = behind
         finally:  # also after the source became unavailable
-            if told < at:
-                self._passed[split.shard] = told, at, piece.on
+            if delivered < at:
+                self._passed[split.shard] = delivered, at, piece.on
             for each in servers if at > piece.start else ():
                 each.add(piece.start, at)

@@ -13,10 +13,10 @@ from typing import IO
 import xxhash
 
 from trainers.data.multislot import BrokenLines, Parser
-from trainers.data.slots import Batch, Layout, UseVar
+from trainers.data.slots import Layout, UseVar
 from trainers.data.sources import FileSource
 from trainers.data.store import Columns
-from trainers.data.stream import Split
+from trainers.data.stream import Batches, Split
 from trainers.data.warm import warm_up
 from trainers.errors import DataError, NotSupportedError, UsageError
 from trainers.storage.folder import Where
@@ -38,14 +38,16 @@ class Folder:
         given = [where] if isinstance(where, str | os.PathLike) else list(where)
         self._paths = [os.fspath(each) for each in given]
         if not self._paths:
-            raise UsageError("a stream has no files; name a directory or at least one file")
+            raise UsageError("A stream has no files. Name a directory or at least one file.")
         if remote := [path for path in self._paths if "://" in path]:
             raise NotSupportedError(
-                f"{remote[0]} is not a file of this machine; a stream reads files of a local or shared disk"
+                f"{remote[0]} is not a file of this node. A stream reads files of a local or shared disk."
             )
         self._real = [os.path.realpath(path) for path in self._paths]
         if len(set(self._real)) < len(self._paths):
-            raise UsageError(f"a stream has the same file twice: {', '.join(self._paths)}")
+            raise UsageError(
+                f"A stream has the same file twice: {', '.join(self._paths)}. Remove one of them."
+            )
         self._directory = self._paths[0] if len(self._paths) == 1 and Path(self._paths[0]).is_dir() else None
 
     def __eq__(self, other: object) -> bool:
@@ -56,7 +58,8 @@ class Folder:
         """The default name of the stream. Raises UsageError for a list of files, which may grow."""
         if len(self._paths) > 1:
             raise UsageError(
-                "a stream of several files needs a name=, by which servers know what they have counted of it"
+                "A stream of several files needs a name. Pass name=, so that servers recognize the stream "
+                "after a restart."
             )
         return self._paths[0].rstrip("/") or "/"
 
@@ -68,7 +71,9 @@ class Folder:
         if self._directory is None:
             missing = [path for path in self._paths if not Path(path).is_file()]
             if missing:
-                raise DataError(f"{missing[0]}, which a stream is to read, is not there, or is not a file")
+                raise DataError(
+                    f"The stream cannot read {missing[0]}, because it does not exist or is not a file."
+                )
             return list(self._paths)
         return sorted(self._below(self._directory, ""))
 
@@ -76,7 +81,7 @@ class Folder:
         try:
             entries = list(os.scandir(directory))
         except OSError as problem:
-            raise DataError(f"{directory}, which a stream is to read, cannot be read: {problem}") from problem
+            raise DataError(f"The stream cannot read {directory}: {problem}") from problem
         for entry in entries:
             if entry.name.startswith(_HIDDEN):
                 continue
@@ -126,8 +131,8 @@ class MultiSlotFiles:
         names = self._folder.names()
         if packed := [name for name in names if name.endswith(_COMPRESSED)]:
             raise NotSupportedError(
-                f"{self._folder.path(packed[0])} is compressed: positions in it cannot be found again; "
-                "a stream reads plain text"
+                f"{self._folder.path(packed[0])} is compressed, so the stream cannot continue at a position "
+                "in it. Decompress the file."
             )
         return names
 
@@ -142,9 +147,7 @@ class MultiSlotFiles:
                     raise DataError(f"{self._folder.path(name)} cannot be read: {problem}") from problem
                 yield Split(name, 0, size, size)
 
-    def read(
-        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
-    ) -> Iterator[tuple[Batch | None, int]]:
+    def read(self, shard: str, start: int, stop: int, rows: int, *, grows: bool) -> Batches:
         warm_up()
         path = self._folder.path(shard)
         try:
@@ -185,7 +188,7 @@ class MultiSlotFiles:
         rest, end, _ = text.partition(b"\n")
         if rest.strip():
             error = self._broken.add(
-                f"{path}: the line that ends at byte {start} was counted without its end, and goes on with "
+                f"{path}: the line up to byte {start} was read before it was complete, and continues with "
                 f"{rest[:_SHOWN].decode('utf-8', 'backslashreplace')!r}"
             )
             if error is not None:
@@ -212,7 +215,7 @@ class _Slice(FileSource):
     def readinto(self, buffer: memoryview) -> int:
         got = super().readinto(buffer[: self._left]) if self._left else 0
         if not got and self._left:
-            raise DataError(f"{self.name} became shorter while it was read")
+            raise DataError(f"{self.name} became shorter while the stream read it")
         self._left -= got
         return got
 

@@ -7,38 +7,12 @@ quick start of data parallel training.
     fleetrun --nproc_per_node 2 -m trainers.examples.data_parallel --layers 18 --image_size 64 --steps 20
 """
 
-import argparse
-from typing import Any
-
 import torch
-from torch.utils.data import DataLoader
 
 import trainers
 from trainers.collective.group import current_device
-from trainers.data.shard import ShardSampler
-from trainers.examples.resnet_common import (
-    Pictures,
-    optimizer_setting,
-    options,
-    pictures,
-    report,
-    resnet,
-)
+from trainers.examples.resnet_common import batches, optimizer_setting, options, report, resnet
 from trainers.metrics import topk_accuracy
-
-
-def loader(dataset: Pictures, args: argparse.Namespace, epoch: int) -> DataLoader[Any]:
-    """Return a loader over this process's share. Without a dividing sampler, every process would read
-    all data.
-    """
-    rank, world = trainers.get_rank(), trainers.get_world_size()
-    return DataLoader(
-        dataset,
-        batch_size=args.batch_size,
-        sampler=ShardSampler(len(dataset), rank, world, seed=args.seed, epoch=epoch),
-        drop_last=True,
-        num_workers=args.num_workers,
-    )
 
 
 def train_resnet() -> None:
@@ -51,24 +25,19 @@ def train_resnet() -> None:
     optimizer = optimizer_setting(net.parameters(), args.lr)
     model = trainers.DataParallel(net)
 
-    dataset = pictures(args)
-    step = 0
-    for epoch in range(args.epochs):
-        model.train()
-        for batch_id, (img, label) in enumerate(loader(dataset(epoch), args, epoch)):
-            if step == args.steps:
-                return
-            step += 1
-            img, label = img.to(device), label.to(device)
-            out = model(img)
-            avg_loss = torch.nn.functional.cross_entropy(out, label)
-            acc_top1 = topk_accuracy(out, label, k=1)
-            acc_top5 = topk_accuracy(out, label, k=5)
+    model.train()
+    rank, world = trainers.get_rank(), trainers.get_world_size()
+    for epoch, batch_id, (img, label) in batches(args, rank=rank, trainers=world):
+        img, label = img.to(device), label.to(device)
+        out = model(img)
+        avg_loss = torch.nn.functional.cross_entropy(out, label)
+        acc_top1 = topk_accuracy(out, label, k=1)
+        acc_top5 = topk_accuracy(out, label, k=5)
 
-            avg_loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
-            optimizer.step()
-            model.clear_gradients()
-            report(epoch, batch_id, avg_loss.detach(), acc_top1, acc_top5)
+        avg_loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        optimizer.step()
+        model.clear_gradients()
+        report(epoch, batch_id, avg_loss.detach(), acc_top1, acc_top5)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,17 @@ from trainers.examples.mnist import mnist_on_mlp_model, test_accuracy
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Elastic training of an MLP on digits")
-    parser.add_argument("--dir", required=True, help="checkpoints; a folder that all machines share")
+    parser.add_argument("--dir", required=True, help="checkpoints; a directory that all nodes share")
     parser.add_argument("--data", metavar="DIR", help="MNIST idx files (default: scikit-learn's digits)")
     parser.add_argument("--steps", type=count, default=500)
-    parser.add_argument("--batch_size", type=positive, default=64, help="of all trainers together")
+    parser.add_argument("--batch_size", type=positive, default=64, help="batch size of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--save_every", type=positive, default=50, metavar="STEPS")
     parser.add_argument("--print_every", type=positive, default=20, metavar="STEPS")
-    parser.add_argument("--step_time", type=float, default=0.0, metavar="S", help="a step takes that long")
+    parser.add_argument(
+        "--step_time", type=float, default=0.0, metavar="S", help="seconds that a step takes at least"
+    )
     return parser.parse_args()
 
 

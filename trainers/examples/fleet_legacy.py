@@ -13,20 +13,18 @@ With --data DIR, it reads MultiSlot files, see trainers.examples.click_log.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from trainers import fleet, static
-from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel
-from trainers.data.dataset import InMemoryDataset
 from trainers.examples.arguments import count, files_in, folder_with_train, positive
+from trainers.examples.click_log import Batch, drawn_batches, load, loaded_batches
 from trainers.metrics import Auc, auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.roles.identity import RoleMaker
@@ -34,29 +32,27 @@ from trainers.zoo.click_models import WideDeep
 
 DIM = 8
 
-Sample = tuple[Tensor, ...]
-"""(ids (26,) int64, dense (13,) float32, label () float32)."""
-Reader = Callable[[], Iterator[Sample]]
-
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Clicks on parameter servers, in the first FleetAPI's words")
     parser.add_argument(
         "--data", metavar="DIR", type=folder_with_train, help="MultiSlot files (default: generated rows)"
     )
-    parser.add_argument("--rows", type=positive, default=2400, help="how many each worker generates")
+    parser.add_argument(
+        "--rows", type=positive, default=2400, help="number of rows that each worker generates"
+    )
     parser.add_argument("--passes", type=count, default=10)
-    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--steps", type=count, help="stop after this many batches")
     parser.add_argument("--batch_size", type=positive, default=24)
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save_dir", metavar="DIR", type=Path, help="save the model there in the end")
+    parser.add_argument("--save_dir", metavar="DIR", type=Path, help="directory for the model at the end")
     config = parser.add_argument_group("DistributeTranspilerConfig")
     config.add_argument("--sync_mode", action=argparse.BooleanOptionalAction, default=True)
     config.add_argument("--split_method", choices=["RoundRobin", "HashName"], default="RoundRobin")
     config.add_argument("--slice_var_up", action=argparse.BooleanOptionalAction, default=True)
-    roles = parser.add_argument_group("who this process is")
-    roles.add_argument("--role_maker", choices=["cloud", "user", "mpi"], help="default: by the environment")
+    roles = parser.add_argument_group("role and number of this process")
+    roles.add_argument("--role_maker", choices=["cloud", "user", "mpi"], help="default: from the environment")
     roles.add_argument("--current_id", type=int, default=0)
     roles.add_argument("--role", type=str.upper, choices=[role.name for role in fleet.Role], default="WORKER")
     roles.add_argument("--worker_num", type=positive, default=1)
@@ -79,46 +75,18 @@ def role_maker(args: argparse.Namespace) -> RoleMaker | None:
     return None
 
 
-def fake_reader(rows: int, seed: int) -> Reader:
-    """Return a reader of rows drawn in memory. Each worker has its own, from one distribution."""
+def train_reader(args: argparse.Namespace) -> Callable[[], Iterable[Batch]]:
+    """Return a function that starts a pass.
 
-    def reader() -> Iterator[Sample]:
-        yield from zip(*clicks.tensors(), strict=True)
-
-    clicks = ClickModel().draw(rows, 1 + seed * fleet.worker_num() + fleet.worker_index())
-    return reader
-
-
-def file_reader(directory: Path) -> Reader:
-    """Return a reader of the files in DIR/train. Each worker reads its share."""
-
-    def reader() -> Iterator[Sample]:
-        for rows in dataset:
-            label = rows.tensor("label").squeeze(1)
-            yield from zip(rows.joined(*ID_SLOTS), rows.tensor("dense_input"), label, strict=True)
-
-    paths = files_in(directory / "train")
-    dataset = InMemoryDataset()
-    dataset.init(use_var=CLICK_SLOTS, batch_size=512)
-    dataset.set_filelist(paths[fleet.worker_index() :: fleet.worker_num()])
-    dataset.load_into_memory()
-    return reader
-
-
-def batch(reader: Reader, batch_size: int) -> Callable[[], Iterator[list[Sample]]]:
-    """Group samples as `paddle.batch` does."""
-
-    def batches() -> Iterator[list[Sample]]:
-        samples: list[Sample] = []
-        for sample in reader():
-            samples.append(sample)
-            if len(samples) == batch_size:
-                yield samples
-                samples = []
-        if samples:
-            yield samples
-
-    return batches
+    Each worker reads its share of the files in DIR/train, or its own rows, drawn in memory from one
+    distribution.
+    """
+    worker, workers = fleet.worker_index(), fleet.worker_num()
+    if args.data:
+        dataset = load(files_in(args.data / "train")[worker::workers], args.batch_size)
+        return lambda: loaded_batches(dataset)
+    clicks = ClickModel().draw(args.rows, 1 + args.seed * workers + worker)
+    return lambda: drawn_batches(clicks, args.batch_size)
 
 
 def ctr_program(net: Module, optimizer: Optimizer) -> static.Program:
@@ -144,18 +112,16 @@ def ctr_program(net: Module, optimizer: Optimizer) -> static.Program:
 
 
 def train(program: static.Program, args: argparse.Namespace) -> None:
-    feeder = default_collate  # converts samples to one tensor for each feed, as a DataFeeder does
-    reader = file_reader(args.data) if args.data else fake_reader(args.rows, args.seed)
-    train_reader = batch(reader, args.batch_size)
+    reader = train_reader(args)
     exe = static.Executor()
     step = 0
     for pass_id in range(args.passes):
-        for data in train_reader():
+        for batch in reader():
             if step == args.steps:
                 return
             step += 1
             avg_loss_value, auc_value, auc_batch_value = exe.run(
-                program, feed=feeder(data), fetch_list=["avg_cost", "auc", "auc_batch"]
+                program, feed=batch, fetch_list=["avg_cost", "auc", "auc_batch"]
             )
             print(
                 f"Pass {pass_id}, cost = {avg_loss_value:f}, auc = {auc_value:f}, "

@@ -12,7 +12,7 @@ from trainers.examples.mnist import batches, mnist_on_mlp_model, options, report
 
 def main() -> None:
     parser = options("Parameter-server training of an MLP on digits", epochs=30)
-    parser.add_argument("--sync", action="store_true", help="all trainers step together")
+    parser.add_argument("--sync", action="store_true", help="let all trainers step together")
     args = parser.parse_args()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
 

@@ -14,7 +14,7 @@ from trainers.examples.mnist import batches, feeds, mnist_on_mlp_model, network,
 
 def main() -> None:
     parser = options("Parameter-server training of an MLP on digits, in static style", epochs=30)
-    parser.add_argument("--sync", action="store_true", help="all trainers step together")
+    parser.add_argument("--sync", action="store_true", help="let all trainers step together")
     args = parser.parse_args()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
 

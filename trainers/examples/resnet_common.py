@@ -6,11 +6,10 @@ The module has options, model, optimizer, pictures, and the line of Paddle's qui
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsFloat
 
 import torch
-from torch.utils.data import DataLoader
 
 from trainers.data.flowers import Flowers, SyntheticPictures, flowers
 from trainers.data.shard import shard_loader
@@ -29,13 +28,13 @@ EVERY = 5  # batches from one line to the next
 def options(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", metavar="DIR", help="Flowers-102 (default: synthetic pictures)")
-    add_training(parser, epochs=10, batch_size=32, lr=0.1, batch_of="of each trainer")
+    add_training(parser, epochs=10, batch_size=32, lr=0.1, batch_of="batch size of each trainer")
     parser.add_argument("--layers", type=int, default=50, help="18, 34, 50, 101 or 152")
     parser.add_argument("--width", type=positive, default=64, help="channels of the first stage")
     parser.add_argument("--class_dim", type=positive, default=102)
     parser.add_argument("--image_size", type=positive, default=224, help="pixels along each side")
     parser.add_argument("--samples", type=positive, default=SAMPLES, help="number of synthetic pictures")
-    parser.add_argument("--num_workers", type=count, help="processes of each trainer that read pictures")
+    parser.add_argument("--num_workers", type=count, help="processes per trainer that read pictures")
     return parser
 
 
@@ -50,8 +49,9 @@ def optimizer_setting(parameters: Iterable[torch.nn.Parameter], lr: float) -> to
     return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, weight_decay=L2_DECAY)
 
 
-def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Callable[[int], DataLoader[Any]]:
-    """Return a function from epoch to the batches of this trainer's share.
+def batches(args: argparse.Namespace, *, rank: int, trainers: int) -> Iterator[tuple[int, int, Any]]:
+    """Yield epoch, number and content of each batch of this trainer's share, for --epochs passes and at most
+    --steps batches.
 
     Batches are (batch_size, 3, image_size, image_size) float32 and (batch_size,) int64. They are equal for
     equal seed, number of trainers and epoch. By default, two processes read Flowers-102, and synthetic
@@ -59,9 +59,9 @@ def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Calla
     """
     workers = args.num_workers if args.num_workers is not None else (2 if args.data else 0)
     of_epoch = pictures(args)
-
-    def batches(epoch: int) -> DataLoader[Any]:
-        return shard_loader(
+    step = 0
+    for epoch in range(args.epochs):
+        loader = shard_loader(
             of_epoch(epoch),
             args.batch_size,
             rank=rank,
@@ -70,8 +70,11 @@ def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Calla
             epoch=epoch,
             num_workers=workers,
         )
-
-    return batches
+        for number, batch in enumerate(loader):
+            if step == args.steps:
+                return
+            step += 1
+            yield epoch, number, batch
 
 
 def pictures(args: argparse.Namespace) -> Callable[[int], Pictures]:
@@ -79,7 +82,7 @@ def pictures(args: argparse.Namespace) -> Callable[[int], Pictures]:
     if args.data:
         real = flowers(args.data, size=args.image_size, seed=args.seed)
         if real.classes > args.class_dim:
-            raise UsageError(f"--class_dim is {args.class_dim}, and {args.data} has {real.classes} classes")
+            raise UsageError(f"--class_dim is {args.class_dim}, but {args.data} has {real.classes} classes")
         return real.at
     synthetic = SyntheticPictures(args.samples, args.class_dim, args.image_size, args.seed)
     return lambda epoch: synthetic

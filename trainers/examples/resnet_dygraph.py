@@ -8,13 +8,7 @@ import torch
 
 from trainers import fleet
 from trainers.collective.group import current_device
-from trainers.examples.resnet_common import (
-    optimizer_setting,
-    options,
-    report,
-    resnet,
-    train_reader,
-)
+from trainers.examples.resnet_common import batches, optimizer_setting, options, report, resnet
 from trainers.metrics import topk_accuracy
 
 
@@ -25,25 +19,20 @@ def train_resnet() -> None:
     net = resnet(args).to(device)
     optimizer = fleet.distributed_optimizer(optimizer_setting(net.parameters(), args.lr))
     model = fleet.distributed_model(net)
-    train_loader = train_reader(args, rank=fleet.worker_index(), trainers=fleet.worker_num())
 
-    step = 0
-    for epoch in range(args.epochs):
-        model.train()
-        for batch_id, (img, label) in enumerate(train_loader(epoch)):
-            if step == args.steps:
-                return
-            step += 1
-            img, label = img.to(device), label.to(device)
-            out = model(img)
-            avg_loss = torch.nn.functional.cross_entropy(out, label)
-            acc_top1 = topk_accuracy(out, label, k=1)
-            acc_top5 = topk_accuracy(out, label, k=5)
+    model.train()
+    rank, world = fleet.worker_index(), fleet.worker_num()
+    for epoch, batch_id, (img, label) in batches(args, rank=rank, trainers=world):
+        img, label = img.to(device), label.to(device)
+        out = model(img)
+        avg_loss = torch.nn.functional.cross_entropy(out, label)
+        acc_top1 = topk_accuracy(out, label, k=1)
+        acc_top5 = topk_accuracy(out, label, k=5)
 
-            avg_loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
-            optimizer.minimize(avg_loss)
-            model.clear_gradients()  # type: ignore[operator]  # the wrapped model's
-            report(epoch, batch_id, avg_loss.detach(), acc_top1, acc_top5)
+        avg_loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        optimizer.minimize(avg_loss)
+        model.clear_gradients()  # type: ignore[operator]  # the wrapped model's
+        report(epoch, batch_id, avg_loss.detach(), acc_top1, acc_top5)
 
 
 if __name__ == "__main__":

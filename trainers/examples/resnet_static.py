@@ -11,13 +11,7 @@ from torch import Tensor
 
 from trainers import fleet, static
 from trainers.collective.group import current_device
-from trainers.examples.resnet_common import (
-    optimizer_setting,
-    options,
-    report,
-    resnet,
-    train_reader,
-)
+from trainers.examples.resnet_common import batches, optimizer_setting, options, report, resnet
 from trainers.metrics import topk_accuracy
 
 
@@ -32,7 +26,7 @@ def network(model: torch.nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 def train_resnet() -> None:
     parser = options("ResNet on pictures, data parallel, in static style")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--compile", action="store_true", help="compile with torch.compile")
     args, device = parser.parse_args(), current_device()
     image = static.data(name="x", shape=[None, 3, args.image_size, args.image_size], dtype="float32")
     label = static.data(name="y", shape=[None], dtype="int64")
@@ -45,17 +39,12 @@ def train_resnet() -> None:
     program = static.Program(
         model, [image, label], network, loss="avg_cost", optimizer=optimizer, compile=args.compile
     )
-    train_loader = train_reader(args, rank=fleet.worker_index(), trainers=fleet.worker_num())
 
     exe = static.Executor(device)
-    step = 0
-    for epoch in range(args.epochs):
-        for batch_id, data in enumerate(train_loader(epoch)):
-            if step == args.steps:
-                return
-            step += 1
-            loss, acc1, acc5 = exe.run(program, feed=data, fetch_list=["avg_cost", "acc_top1", "acc_top5"])
-            report(epoch, batch_id, loss, acc1, acc5)
+    rank, world = fleet.worker_index(), fleet.worker_num()
+    for epoch, batch_id, data in batches(args, rank=rank, trainers=world):
+        loss, acc1, acc5 = exe.run(program, feed=data, fetch_list=["avg_cost", "acc_top1", "acc_top5"])
+        report(epoch, batch_id, loss, acc1, acc5)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from trainers import fleet
-from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
-from trainers.data.clicks import ClickModel, Clicks
-from trainers.data.dataset import InMemoryDataset
-from trainers.examples import click_log
-from trainers.examples.arguments import add_training, positive
+from trainers.data.clicks import ClickModel
+from trainers.examples.arguments import add_wide_deep, files_in
+from trainers.examples.click_log import Batch, drawn_batches, load, loaded_batches
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.click_models import WideDeep
@@ -33,41 +29,20 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": t
 REPORT_EVERY = 20
 TEST_ROWS = 50_000
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""ids (n, 26) int64, dense (n, 13) float32, labels (n,) float32."""
-
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Wide & deep on a click log")
     parser.add_argument("--data", metavar="DIR", type=Path, help="MultiSlot files (default: generated rows)")
-    parser.add_argument("--rows", type=positive, default=200_000, help="how many each trainer generates")
     parser.add_argument("--mode", choices=["async", "sync", "geo"], default="async")
-    add_training(parser, epochs=2, batch_size=512, lr=0.002)
-    parser.add_argument("--dim", type=positive, default=9)
-    parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
+    add_wide_deep(parser, rows=200_000, epochs=2)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     args = parser.parse_args()
     # checked here, because a restart would not help
     if args.data and not (args.data / "best.json").is_file():
         parser.error(
-            f"{args.data} has no best.json: write it with python -m {click_log.__name__} {args.data}"
+            f"{args.data} has no best.json. Write it with python -m trainers.examples.click_log {args.data}"
         )
     return args
-
-
-class WideDeepDataset(Dataset[Batch]):
-    """Rows of a generated log. An index is a list for a whole batch, so that rows are not handled one
-    by one.
-    """
-
-    def __init__(self, clicks: Clicks) -> None:
-        self._ids, self._dense, self._labels = clicks.tensors()
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, rows: list[int]) -> Batch:
-        return self._ids[rows], self._dense[rows], self._labels[rows]
 
 
 class Generated:
@@ -76,21 +51,21 @@ class Generated:
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._truth = ClickModel()
         self._batch_size = batch_size
-        train_data = WideDeepDataset(
-            self._truth.draw(rows, 1 + seed * fleet.worker_num() + fleet.worker_index())
-        )
-        shuffled = torch.Generator().manual_seed(seed)
-        batches = BatchSampler(RandomSampler(train_data, generator=shuffled), batch_size, drop_last=True)
-        self._reader = DataLoader(train_data, sampler=batches, batch_size=None)
+        clicks = self._truth.draw(rows, 1 + seed * fleet.worker_num() + fleet.worker_index())
+        self._ids, self._dense, self._labels = clicks.tensors()
+        self._shuffled = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Iterable[Batch]:
-        return self._reader
+        """Yield full batches in random order."""
+        order = torch.randperm(len(self._labels), generator=self._shuffled)
+        for rows in torch.split(order, self._batch_size):
+            if len(rows) == self._batch_size:
+                yield self._ids[rows], self._dense[rows], self._labels[rows]
 
     def test(self) -> tuple[Iterable[Batch], float]:
         """Return batches, and the best possible AUC on them."""
         clicks = self._truth.draw(TEST_ROWS, 0)
-        split = (torch.split(each, self._batch_size) for each in clicks.tensors())
-        return zip(*split, strict=True), clicks.best().auc
+        return drawn_batches(clicks, self._batch_size), clicks.best().auc
 
 
 class Files:
@@ -98,28 +73,18 @@ class Files:
 
     def __init__(self, directory: Path, batch_size: int) -> None:
         self._directory, self._batch_size = directory, batch_size
-        paths = sorted((directory / "train").iterdir())
-        self._train = self._loaded(paths[fleet.worker_index() :: fleet.worker_num()])
+        paths = files_in(directory / "train")
+        self._train = load(paths[fleet.worker_index() :: fleet.worker_num()], batch_size)
 
     def epoch(self) -> Iterable[Batch]:
         self._train.local_shuffle()
-        return self._batches(self._train)
+        return loaded_batches(self._train)
 
     def test(self) -> tuple[Iterable[Batch], float]:
         """Return batches, and the best possible AUC on them."""
         best = json.loads((self._directory / "best.json").read_text())
-        return self._batches(self._loaded(sorted((self._directory / "test").iterdir()))), best["auc"]
-
-    def _loaded(self, paths: list[Path]) -> InMemoryDataset:
-        dataset = InMemoryDataset()
-        dataset.init(use_var=CLICK_SLOTS, batch_size=self._batch_size)
-        dataset.set_filelist(paths)
-        dataset.load_into_memory()
-        return dataset
-
-    def _batches(self, dataset: InMemoryDataset) -> Iterable[Batch]:
-        for batch in dataset:
-            yield batch.joined(*ID_SLOTS), batch.tensor("dense_input"), batch.tensor("label").squeeze(1)
+        test = load(files_in(self._directory / "test"), self._batch_size)
+        return loaded_batches(test), best["auc"]
 
 
 def strategy(mode: str) -> fleet.DistributedStrategy:

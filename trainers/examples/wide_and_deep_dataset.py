@@ -24,7 +24,7 @@ from torch import Tensor
 from trainers import QueueDataset, fleet, static
 from trainers.data.click_files import ID_SLOTS, write_tsv
 from trainers.data.clicks import DENSE, SLOTS, ClickModel
-from trainers.examples.arguments import add_training, files_in, folder_of_files, positive
+from trainers.examples.arguments import add_wide_deep, files_in, folder_of_files
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.click_models import WideDeep
 
@@ -37,16 +37,13 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--data", metavar="DIR", type=folder_of_files, help=f"files (default: makes them in {GENERATED})"
     )
-    parser.add_argument("--rows", type=positive, default=50_000, help="how many each trainer generates")
     parser.add_argument(
         "--pipe_command",
         default=f"{shlex.quote(sys.executable)} {shlex.quote(str(READER))}",
-        help="turns a file into MultiSlot text (default: python criteo_reader.py)",
+        help="command that converts a file into MultiSlot text (default: python criteo_reader.py)",
     )
-    parser.add_argument("--sync", action="store_true", help="all trainers step together")
-    add_training(parser, epochs=1, batch_size=512, lr=0.002)
-    parser.add_argument("--dim", type=positive, default=9)
-    parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
+    parser.add_argument("--sync", action="store_true", help="let all trainers step together")
+    add_wide_deep(parser, rows=50_000, epochs=1)
     return parser.parse_args()
 
 

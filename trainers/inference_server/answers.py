@@ -67,9 +67,9 @@ class Answers:
         model loads.
         """
         if name != self.settings.name:
-            raise RefusedError(404, f"there is no model {name!r}; the model is {self.settings.name!r}")
+            raise RefusedError(404, f"model {name!r} does not exist; the model is {self.settings.name!r}")
         if self._model is None:
-            raise RefusedError(503, "the model is being loaded: try again")
+            raise RefusedError(503, "the model is being loaded; try again")
         served = self._model.version.version
         if version not in (None, served):
             raise RefusedError(404, f"version {version!r} is not served; the version is {served!r}")
@@ -89,7 +89,7 @@ class Answers:
             answer = await self._computed(model, pieces, body, json_size)
         except BusyError:
             raise RefusedError(
-                503, f"{self.settings.max_waiting} requests are waiting already (--max_waiting): try again"
+                503, f"{self.settings.max_waiting} requests are already waiting (--max_waiting); try again"
             ) from None
         except (RefusedError, ConnectionError):
             raise
@@ -101,7 +101,7 @@ class Answers:
         finally:
             self._bytes -= len(body)
         if version not in (None, answer.version):
-            raise RefusedError(404, f"version {version!r} is not served any more")
+            raise RefusedError(404, f"version {version!r} is no longer served")
         self.metrics.answered(_rows(answer.request), time.perf_counter() - started)
         return answer
 
@@ -118,9 +118,9 @@ class Answers:
             self._bytes += len(piece)
             if len(body) > most:
                 hint = "send fewer rows, or start the server with a larger --max_body"
-                raise RefusedError(413, f"the body has more than {most} bytes: {hint}")
+                raise RefusedError(413, f"the body has more than {most} bytes; {hint}")
             if self._bytes > _BODIES * most:
-                raise RefusedError(503, f"requests of {self._bytes} bytes are waiting already: try again")
+                raise RefusedError(503, f"requests of {self._bytes} bytes are already waiting; try again")
 
     async def _computed(
         self, model: ServedModel, pieces: AsyncIterable[bytes], body: bytearray, json_size: str | None
@@ -136,11 +136,9 @@ class Answers:
                 return InferAnswer(asked, version.version, outputs)
         except TimeoutError:
             if not arrived:
-                raise RefusedError(
-                    408, f"the request has not arrived within {limit}: send it again"
-                ) from None
+                raise RefusedError(408, f"the request did not arrive within {limit}; send it again") from None
             raise RefusedError(
-                504, f"no answer within {limit}: try again later, or with fewer rows"
+                504, f"no answer within {limit}; try again later, or with fewer rows"
             ) from None
 
     def _decoded(self, model: ServedModel, body: bytes, json_size: str | None) -> InferRequest:
@@ -159,7 +157,7 @@ class Answers:
             for spec, tensor in zip(program.inputs, asked.inputs, strict=True):
                 if (other := tensor.shape[0]) != rows:
                     raise RequestError(
-                        f"{spec.name}.shape has {other} rows, and {program.inputs[0].name} has {rows}"
+                        f"{spec.name}.shape has {other} rows, but {program.inputs[0].name} has {rows}"
                     )
         return asked
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -30,7 +30,7 @@ class _Waiting:
     result: asyncio.Future[tuple[ModelVersion, Outputs]]
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> tuple[object, ...]:
         """A value that is equal for requests that can be joined."""
         return tuple(tensor.shape[1:] for tensor in self.inputs)
 
@@ -42,12 +42,12 @@ class Batcher:
     """
 
     def __init__(
-        self, model: ServedModel, most_rows: int, most_waiting: int, told: Callable[[int], None]
+        self, model: ServedModel, most_rows: int, most_waiting: int, count_rows: Callable[[int], None]
     ) -> None:
         self._model = model
         self._most_rows = most_rows if model.program.joins else 0
         self._most_waiting = most_waiting
-        self._told = told
+        self._count_rows = count_rows
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
@@ -84,7 +84,7 @@ class Batcher:
             if not batch:
                 self._arrived.clear()
                 continue
-            self._told(sum(request.rows for request in batch))
+            self._count_rows(sum(request.rows for request in batch))
             inputs = [request.inputs for request in batch]
             try:
                 version, results = await self.between_batches(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Buffer
-from trainers.storage.safetensors import EVERY_TYPE, unpack
+from trainers.storage.safetensors import unpack
 
 _PREFIX = "fleetrun-serve-"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -45,7 +45,7 @@ class CacheFile:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a safetensors file. Writes to them do not reach the file."""
-        return unpack(torch.from_numpy(self.mapped(private=True)), EVERY_TYPE)
+        return unpack(torch.from_numpy(self.mapped(private=True)))
 
 
 def map_file(path: str) -> NDArray[Any]:
@@ -129,8 +129,8 @@ def no_room(error: OSError, path: Path, size: int) -> LoadError:
         return LoadError(f"{path} cannot be written: {error}")
     free = shutil.disk_usage(path).free
     return LoadError(
-        f"{path.parent} has no room for {size / 1e6:,.1f} MB of weights and tables: {free / 1e6:,.1f} MB are "
-        "free there. Pass --cache with a folder on a disk: tables may be larger than memory there"
+        f"{path.parent} has no room for {size / 1e6:,.1f} MB of weights and tables: {free / 1e6:,.1f} MB "
+        "are free. Pass --cache with a directory on a disk, where tables may be larger than memory."
     )
 
 

@@ -96,6 +96,7 @@ class Follower:
             if todo is None:
                 self._begin(opened)
             self._apply(opened, opened.saves if todo is None else todo, number)
+            opened.check_alive({name: table.alive for name, table in self._tables.items()})
             return self._followed(opened, number)
         except LoadError:
             for path in self._files.keys() - before:
@@ -203,7 +204,7 @@ def check_tables(about: Mapping[str, Mapping[str, object]], followed: Followed, 
     inside = sorted(found.keys() - wanted.keys())
     if inside:
         raise LoadError(
-            f"the bundle has no table {inside[0]!r} outside of its program, and {where} has: save it with "
-            "fleet.save_inference_model(..., rows=False)"
+            f"{where} has the table {inside[0]!r}, but the program of the bundle contains its own rows of "
+            "this table. Save the bundle with fleet.save_inference_model(..., rows=False)"
         )
-    raise LoadError(f"the program reads the tables {wanted} (values of a row), and {where} has {found}")
+    raise LoadError(f"the program reads the tables {wanted} (with values per row), but {where} has {found}")

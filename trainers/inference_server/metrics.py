@@ -34,17 +34,18 @@ class Metrics:
             registry=none,
         )
         self._batches = Histogram(
-            "fleetrun_serve_batch_rows", "Rows that were computed together.", buckets=_ROWS, registry=none
+            "fleetrun_serve_batch_rows", "Rows computed together.", buckets=_ROWS, registry=none
         )
         self._version = Gauge(
             "fleetrun_serve_version_sequence",
-            "Versions that this server has had so far, of the worker that is behind most.",
+            "Number of versions that this server has served, for the worker that is furthest behind.",
             multiprocess_mode="livemin",
             registry=none,
         )
         self._time = Gauge(
             "fleetrun_serve_version_timestamp_seconds",
-            "When the values of the served version were cut, of the worker that is behind most.",
+            "Time at which the values of the served version were saved, for the worker that is furthest "
+            "behind.",
             multiprocess_mode="livemin",
             registry=none,
         )

@@ -69,14 +69,14 @@ def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor
     """
     rows = _size((*tensors[0].shape, 0)[0])
     if any(_places(each, rows) != [(0, rows)] for each in tensors):
-        return "the first dimension of its inputs and outputs is not the same, or is in another dimension too"
+        return "the first dimension of its inputs and outputs differs, or occurs in another dimension too"
     for node in exported.graph.nodes:
         if node.op == "call_function" and not _keeps_apart(node, rows):
             return f"operator {node.target} may combine rows of different requests"
     return ""
 
 
-def _keeps_apart(node: Node, rows: Any) -> bool:
+def _keeps_apart(node: Node, rows: object) -> bool:
     """Return True if each row of the results depends only on the same row of the arguments."""
     taken = [each for each in node.all_input_nodes if rows in free_symbols(each.meta.get("val"))]
     given = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
@@ -114,7 +114,7 @@ def _is_whole(node: Node, rows: Any) -> bool:
     return bool(outer.is_integer and inner.is_integer) and rows not in inner.free_symbols
 
 
-def _is_by_row(node: Node, name: str, values: Sequence[Node], place: int, rows: Any) -> bool:
+def _is_by_row(node: Node, name: str, values: Sequence[Node], place: int, rows: object) -> bool:
     """Return True if an operator keeps the rows in dimension `place` of its results separate."""
     args: Any = (*node.args, -1)
     dim, rank = node.kwargs.get("dim", args[1]), tree_leaves(node.meta["val"])[0].dim()
@@ -133,7 +133,7 @@ def _is_by_row(node: Node, name: str, values: Sequence[Node], place: int, rows: 
     )
 
 
-def _has_one_letter(equation: str, operands: Sequence[Node], rows: Any) -> bool:
+def _has_one_letter(equation: str, operands: Sequence[Node], rows: object) -> bool:
     """Return True if an einsum has the same letter for the rows of all operands."""
     terms = equation.replace(" ", "").split("->")[0].split(",")
     both = zip(terms, operands, strict=True)
@@ -146,7 +146,7 @@ def _outer(node: Node) -> Any:
     return node.meta.get("outer", 1)
 
 
-def _places(tensor: Tensor, rows: Any) -> list[tuple[int, Any]]:
+def _places(tensor: Tensor, rows: object) -> list[tuple[int, Any]]:
     """Return the dimensions that contain the rows, and their sizes."""
     return [(place, _size(size)) for place, size in enumerate(tensor.shape) if rows in free_symbols(size)]
 

@@ -21,6 +21,7 @@ from trainers.inference_server.protocol import DATATYPES, Given, TensorSpec
 from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
 from trainers.serving.lookup import TABLES
+from trainers.shapes import Sizes
 from trainers.storage.errors import LoadError
 
 _SMALLEST, _ANY_SIZE = 2, 1 << 40
@@ -92,7 +93,7 @@ class ServedProgram:
         self.mixes = find_mixing(exported, [*taken, *(given[place] for place in self._places)])
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
-                raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
+                raise LoadError(f"{spec.name!r} is {spec.dtype}, which the protocol does not support")
         self._rows = {  # rows of embeddings, by the placeholder of their ids in the graph
             str(node.args[1]): len(node.args[0].meta["val"])
             for node in exported.graph.nodes
@@ -116,7 +117,7 @@ class ServedProgram:
         for place, ids in enumerate(inputs):
             if (rows := self._rows.get(f"inputs_{place}")) and len(wrong := ids[(ids < 0) | (ids >= rows)]):
                 who = f"{self.inputs[place].name} has the id {int(wrong[0])}"
-                return IndexError(f"{who}; its table has {rows} rows, 0 to {rows - 1}")
+                return IndexError(f"{who}, but its table has {rows} rows, 0 to {rows - 1}")
         return error
 
     @property
@@ -180,7 +181,7 @@ class ServedModel:
             }
             weights |= {weight: torch.tensor(id(tables[name])) for weight, name in wanted.items()}
         self.weights = tuple(weights[name] for name in version.about["weights"])
-        TABLES.update((id(reader), reader) for reader in tables.values())
+        TABLES.update((id(reader), reader.rows) for reader in tables.values())
         for former in self._tables.values():
             if former not in tables.values():
                 del TABLES[id(former)]
@@ -200,7 +201,9 @@ class ServedModel:
             for scale, start in _PROBES:
                 other = program.example(3, scale, start, bits)
                 if self._answers(other) and not _alike(alone, self._together([ordinary, other])[0]):
-                    program.mixes = f"an answer changed together with a request of numbers around {start:g}"
+                    program.mixes = (
+                        f"an answer changed when computed with a request of numbers around {start:g}"
+                    )
         if program.mixes:
             glog(f"requests are computed one by one: {program.mixes}")
 
@@ -251,8 +254,9 @@ def check_values(version: ModelVersion, where: str) -> None:
     for name, flat in version.values.dense.tensors().items():
         if name not in fixed:
             raise LoadError(
-                f"{where} has values of {name!r}, which the bundle's program does not take: it is of another "
-                "model. Save it again with fleet.save_inference_model(..., rows=False)"
+                f"{where} has values of {name!r}, which the program of the bundle does not use, so it "
+                "belongs to another model. Save the bundle again with fleet.save_inference_model(..., "
+                "rows=False)"
             )
         _shaped(name, flat, fixed[name])
 
@@ -262,7 +266,9 @@ def _shaped(name: str, flat: Tensor | None, own: Tensor) -> Tensor:
     if flat is None:
         return own
     if len(flat) != own.numel():
-        raise LoadError(f"{name!r} has {own.numel()} values in the bundle, and {len(flat)} where it follows")
+        raise LoadError(
+            f"{name!r} has {own.numel()} values in the bundle, but {len(flat)} in the followed directory"
+        )
     return flat.view(own.shape).to(own.dtype)
 
 
@@ -297,15 +303,15 @@ def _refuse_what_depends_on_requests(exported: torch.export.ExportedProgram) -> 
     ]
     if guards:
         raise LoadError(
-            f"the program is right only where {guards[0]}: the model's forward() decides something by that. "
-            "Take such decisions out, and save it again"
+            f"the program is right only if {guards[0]}, because the model's forward() depends on this "
+            "condition. Remove the condition, and save the model again"
         )
     for node in exported.graph.nodes:
         changes = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
         if changes and node.args and getattr(node.args[0], "op", "") == "placeholder":
             raise LoadError(
-                f"the program changes a value that it is given with each request ({node.target}); take that "
-                "out of the model's forward()"
+                f"each request would change a value of the program ({node.target}). Remove the change from "
+                "the model's forward()"
             )
 
 
@@ -316,7 +322,7 @@ def _guards(exported: torch.export.ExportedProgram) -> list[str]:
     """
     found: Sequence[str] | None = getattr(exported, "_guards_code", None)
     if found is None:
-        raise LoadError(f"torch {torch.__version__} does not tell for which sizes the program is right")
+        raise LoadError(f"torch {torch.__version__} does not report for which sizes the program is right")
     return [guard for guard in found if guard]
 
 
@@ -360,5 +366,5 @@ def _names(exported: torch.export.ExportedProgram) -> list[str]:
     return found
 
 
-def _sizes(tensor: Tensor) -> tuple[int | None, ...]:
+def _sizes(tensor: Tensor) -> Sizes:
     return tuple(size if isinstance(size, int) else None for size in tensor.shape)

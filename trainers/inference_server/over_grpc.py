@@ -85,19 +85,19 @@ class _Service:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
-    async def ServerLive(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:
         self._answers.metrics.request("live", 200)
         return _messages.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ServerReady(self, request: object, context: grpc.aio.ServicerContext) -> object:
         self._answers.metrics.request("ready", 200)
         return _messages.ServerReadyResponse(ready=self._answers.ready)
 
-    async def ServerMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ServerMetadata(self, request: object, context: grpc.aio.ServicerContext) -> object:
         self._answers.metrics.request("metadata", 200)
         return _messages.ServerMetadataResponse(name="fleetrun", version=self._answers.settings.fleetrun)
 
-    async def ModelReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ModelReady(self, request: Any, context: grpc.aio.ServicerContext) -> object:
         try:
             self._answers.served(request.name, request.version or None)
         except RefusedError as error:
@@ -106,7 +106,7 @@ class _Service:
         self._answers.metrics.request("ready", 200)
         return _messages.ModelReadyResponse(ready=self._answers.ready)
 
-    async def ModelMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ModelMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> object:
         try:
             described = self._answers.served(request.name, request.version or None).described(request.name)
         except RefusedError as error:
@@ -114,7 +114,7 @@ class _Service:
         self._answers.metrics.request("metadata", 200)
         return _messages.ModelMetadataResponse(**described)
 
-    async def ModelInfer(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def ModelInfer(self, request: Any, context: grpc.aio.ServicerContext) -> object:
         name, version = request.model_name, request.model_version or None
         try:
             self._answers.served(name, version)
@@ -142,11 +142,13 @@ def _raw(request: Any) -> list[bytes]:
     if raw:
         if len(raw) != len(request.inputs):
             raise RefusedError(
-                400, f"raw_input_contents has {len(raw)} elements; inputs has {len(request.inputs)}"
+                400, f"raw_input_contents has {len(raw)} elements, but inputs has {len(request.inputs)}"
             )
         for number, given in enumerate(request.inputs):
             if given.HasField("contents"):
-                raise RefusedError(400, f"inputs[{number}].contents is there, and raw_input_contents too")
+                raise RefusedError(
+                    400, f"inputs[{number}].contents and raw_input_contents are both set; send one of them"
+                )
         return raw
     return [_content(f"inputs[{number}]", given) for number, given in enumerate(request.inputs)]
 
@@ -155,13 +157,15 @@ def _content(where: str, given: Any) -> bytes:
     field, dtype = _CONTENTS.get(given.datatype, ("", None))
     if dtype is None:
         if given.datatype in DATATYPES.values():
-            raise RefusedError(400, f"{where}.contents has no {given.datatype}: send it raw")
+            raise RefusedError(
+                400, f"{where}.contents does not support {given.datatype}; send it in raw_input_contents"
+            )
         return b""  # `decode_request` refuses this datatype
     numbers = getattr(given.contents, field)
     if len(numbers) != math.prod(given.shape):
         raise RefusedError(
             400,
-            f"{where}.contents.{field} has {len(numbers)} elements; shape {list(given.shape)} has "
+            f"{where}.contents.{field} has {len(numbers)} elements, but shape {list(given.shape)} has "
             f"{math.prod(given.shape)}",
         )
     try:
@@ -190,7 +194,7 @@ def _as_json(request: Any, raw: list[bytes]) -> Document:
     return asked
 
 
-def _response(request: Any, answer: InferAnswer) -> Any:
+def _response(request: Any, answer: InferAnswer) -> object:
     outputs, raw = [], []
     for name, _ in answer.request.outputs:
         tensor = answer.outputs[name].contiguous()

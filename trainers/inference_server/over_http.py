@@ -77,7 +77,9 @@ class _Routes:
         name, version = _place(request)
 
         if encoding := request.headers.get("Content-Encoding"):
-            raise RefusedError(415, f"Content-Encoding {encoding!r} is not read: send the body without it")
+            raise RefusedError(
+                415, f"Content-Encoding {encoding!r} is not supported; send the body without it"
+            )
 
         async def body() -> AsyncIterator[bytes]:
             try:
@@ -107,13 +109,13 @@ def _place(request: web.Request) -> tuple[str, str | None]:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _said(request: web.Request, error: web.HTTPException) -> str:
+def _error_text(request: web.Request, error: web.HTTPException) -> str:
     """Return the error and its remedy, even for errors of the library."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         methods = " or ".join(sorted(error.allowed_methods))
-        return f"{error.method} is not a method of {request.path}: use {methods}"
+        return f"{error.method} is not a method of {request.path}; use {methods}"
     if request.match_info.http_exception is error:
-        return f"path {request.path} does not exist: requests go to /v2/models/NAME/infer"
+        return f"path {request.path} does not exist; send requests to /v2/models/NAME/infer"
     return error.text or error.reason
 
 
@@ -129,7 +131,7 @@ def _completed(answers: Answers) -> Any:
         except RefusedError as error:
             response = web.json_response({"error": str(error)}, status=error.status)
         except web.HTTPException as error:
-            response = web.json_response({"error": _said(request, error)}, status=error.status)
+            response = web.json_response({"error": _error_text(request, error)}, status=error.status)
             if isinstance(error, web.HTTPMethodNotAllowed):
                 response.headers["Allow"] = error.headers["Allow"]
         answers.metrics.request(request.path.rpartition("/")[2], response.status)

@@ -20,6 +20,7 @@ from torch import Tensor
 from fleetrun.aliases import Document, Fields, Integers
 from fleetrun.frozen import frozen
 from trainers.checks import is_whole
+from trainers.shapes import Sizes, fits, shape_text
 from trainers.storage.safetensors import view_of
 
 DATATYPES = {
@@ -60,7 +61,7 @@ class TensorSpec:
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int | None, ...]
+    shape: Sizes
 
     def described(self) -> Document:
         """Return the entry for the model's metadata."""
@@ -108,7 +109,7 @@ def decode_request(
     numbers = sum(math.prod(most if size is None else size for size in spec.shape) for spec in inputs)
     if len(head) > _JSON_BYTES + numbers * _NUMBER_BYTES:
         raise RequestError(
-            f"the body has {len(head)} bytes of JSON; all inputs have at most {numbers} numbers together"
+            f"the body has {len(head)} bytes of JSON, but all inputs have at most {numbers} numbers together"
         )
     request = _object(_parsed(head), "the body")
     given = {}
@@ -120,7 +121,7 @@ def decode_request(
         if not isinstance(name, str) or name not in wanted:
             raise RequestError(f"{where}.name is {_shown(name)}; the inputs are {', '.join(wanted)}")
         if name in given:
-            raise RequestError(f"{where}.name: {name!r} is there twice")
+            raise RequestError(f"{where}.name: {name!r} occurs twice")
         given[name] = _tensor(f"{where} ({name})", entry, wanted[name], binary)
     if missing := [name for name in wanted if name not in given]:
         raise RequestError(f"inputs: {missing[0]!r} is missing")
@@ -170,7 +171,7 @@ class _Binary:
     def take(self, size: int, where: str) -> memoryview:
         if size > self.rest():
             raise RequestError(
-                f"{where}.parameters.binary_data_size is {size}, and the body has {self.rest()} more bytes"
+                f"{where}.parameters.binary_data_size is {size}, but the body has {self.rest()} bytes left"
             )
         self._used += size
         return self._content[self._used - size : self._used]
@@ -184,12 +185,12 @@ def _divided(body: bytes, json_size: str | None) -> tuple[bytes, _Binary]:
         return body, _Binary(memoryview(b""))
     if not (json_size.isascii() and json_size.isdigit()) or len(json_size) > 18 or int(json_size) > len(body):
         raise RequestError(
-            f"Inference-Header-Content-Length is {_shown(json_size)}; the body has {len(body)} bytes"
+            f"Inference-Header-Content-Length is {_shown(json_size)}, but the body has {len(body)} bytes"
         )
     return body[: int(json_size)], _Binary(memoryview(body)[int(json_size) :])
 
 
-def _parsed(text: bytes) -> Any:
+def _parsed(text: bytes) -> object:
     try:
         return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -197,7 +198,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _tensor(where: str, entry: Fields, wanted: TensorSpec, binary: _Binary) -> Tensor:
@@ -210,42 +211,39 @@ def _tensor(where: str, entry: Fields, wanted: TensorSpec, binary: _Binary) -> T
     if size is None:
         return _from_json(where, entry.get("data"), shape, wanted.dtype)
     if "data" in entry:
-        raise RequestError(f"{where}.data is there, and parameters.binary_data_size too")
+        raise RequestError(f"{where} has both data and parameters.binary_data_size; send one of them")
     expected = math.prod(shape) * wanted.dtype.itemsize
     if not _is_count(size) or size != expected:
         raise RequestError(
-            f"{where}.parameters.binary_data_size is {_shown(size)}; for shape {list(shape)} it is {expected}"
+            f"{where}.parameters.binary_data_size is {_shown(size)}; for shape {list(shape)} it must be "
+            f"{expected}"
         )
     content = bytearray(binary.take(size, where))  # a copy, because torch needs aligned and writable memory
     return torch.from_numpy(np.frombuffer(content, np.uint8)).view(wanted.dtype).view(shape)
 
 
-def _shape(where: str, shape: Any, wanted: TensorSpec) -> Integers:
+def _shape(where: str, shape: object, wanted: TensorSpec) -> Integers:
     if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
         raise RequestError(f"{where}.shape is {_shown(shape)}; it must be a list of sizes")
-    fits = len(shape) == len(wanted.shape) and all(
-        size in (None, mine) for size, mine in zip(wanted.shape, shape, strict=True)
-    )
-    if not fits:
-        sizes = ", ".join("any" if size is None else str(size) for size in wanted.shape)
-        raise RequestError(f"{where}.shape is {_shown(shape)}; it must be [{sizes}]")
+    if not fits(shape, wanted.shape):
+        raise RequestError(f"{where}.shape is {_shown(shape)}; it must be {shape_text(wanted.shape)}")
     return tuple(shape)
 
 
-def _from_json(where: str, data: Any, shape: Integers, dtype: torch.dtype) -> Tensor:
+def _from_json(where: str, data: object, shape: Integers, dtype: torch.dtype) -> Tensor:
     if not isinstance(data, list):
         raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
     size = math.prod(shape)
     if len(data) > size:  # before a look at each element
-        raise RequestError(f"{where}.data has {len(data)} elements; shape {list(shape)} has {size}")
+        raise RequestError(f"{where}.data has {len(data)} elements, but shape {list(shape)} has {size}")
     try:
         found = np.array(data)
     except (ValueError, OverflowError, RecursionError) as error:
         raise RequestError(f"{where}.data is not a list of {size} numbers: {error}") from error
     if found.size != size:
-        raise RequestError(f"{where}.data has {found.size} elements; shape {list(shape)} has {size}")
+        raise RequestError(f"{where}.data has {found.size} elements, but shape {list(shape)} has {size}")
     if found.ndim > 1 and found.shape != shape:
-        raise RequestError(f"{where}.data is nested as {list(found.shape)}; shape is {list(shape)}")
+        raise RequestError(f"{where}.data is nested as {list(found.shape)}, but shape is {list(shape)}")
     if found.size:
         _check_numbers(where, data, found, dtype)
     if dtype.is_floating_point:
@@ -261,13 +259,13 @@ def _check_numbers(where: str, data: list[Any], found: NDArray[Any], dtype: torc
     if dtype is torch.bool:
         kinds, what = "b", "true and false"
     elif _has_flag(data):  # numpy converts true to 1
-        raise RequestError(f"{where}.data has true or false; {DATATYPES[dtype]} has {what}")
+        raise RequestError(f"{where}.data contains true or false, but {DATATYPES[dtype]} needs {what}")
     if found.dtype.kind not in kinds:
-        raise RequestError(f"{where}.data is not all {what}, as {DATATYPES[dtype]} has them")
+        raise RequestError(f"{where}.data must contain only {what} for {DATATYPES[dtype]}")
     if kinds == "i":
         limits = torch.iinfo(dtype)
         if found.min() < limits.min or found.max() > limits.max:
-            raise RequestError(f"{where}.data has a number that is not a {DATATYPES[dtype]}")
+            raise RequestError(f"{where}.data contains a number that is not a valid {DATATYPES[dtype]}")
 
 
 def _has_flag(data: list[Any]) -> bool:
@@ -286,7 +284,7 @@ def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[t
         name = entry.get("name")
         if not isinstance(name, str) or name not in known or name in found:
             raise RequestError(
-                f"{where}.name is {_shown(name)}; the outputs are {', '.join(known)}, each once"
+                f"{where}.name is {_shown(name)}; the outputs are {', '.join(known)}, and each may occur once"
             )
         parameters = _parameters(entry, f"{where}.parameters")
         if "classification" in parameters:
@@ -296,7 +294,7 @@ def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[t
     return tuple(found.items())
 
 
-def _numbers(tensor: Tensor) -> list[Any]:
+def _numbers(tensor: Tensor) -> list[object]:
     """Return the numbers row by row, flat. NaN and infinity, which JSON lacks, become null."""
     flat = tensor.reshape(-1)
     if not flat.is_floating_point():
@@ -318,24 +316,24 @@ def _flag(body: Fields, key: str, where: str) -> bool:
     return value
 
 
-def _object(value: Any, where: str) -> Fields:
+def _object(value: object, where: str) -> Fields:
     if not isinstance(value, dict):
         raise RequestError(f"{where} is {_shown(value)}; it must be an object")
     return value
 
 
-def _list(body: Fields, key: str) -> Iterator[Any]:
+def _list(body: Fields, key: str) -> Iterator[object]:
     value = body.get(key)
     if not isinstance(value, list) or not value:
         raise RequestError(f"{key} is {_shown(value)}; it must be a list of objects")
     return iter(value)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return is_whole(value) and 0 <= value < _ANY_SIZE
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return the value as JSON, cut if it is long."""
     if value is None:
         return "missing"

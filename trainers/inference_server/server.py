@@ -165,7 +165,7 @@ class Server:
             self._fail(error)
             return
         self._bundle = bundle
-        version = self._tell(bundle, self._workers)
+        version = self._announce(bundle, self._workers)
         for worker in list(self._workers):
             await worker.ready(version.sequence)
         await self._served.wait()  # `_ended` handles workers that have ended
@@ -182,13 +182,13 @@ class Server:
 
     async def _first_values(self, follower: Follower) -> Followed:
         """Wait for the first values, because the job may not have published yet."""
-        said = ""
+        last_error = ""
         while True:
             try:
                 values = await asyncio.to_thread(follower.look, 0)
             except (LoadError, OSError) as error:
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != last_error:
+                    last_error = str(error)
                     glog(f"waiting for a first version: {error}")
             else:
                 assert values is not None
@@ -199,26 +199,26 @@ class Server:
         """Serve each version that appears. Unreadable versions are tried again while the last one is
         served.
         """
-        said = ""
+        last_error = ""
         while True:
-            await asyncio.sleep(max(self._settings.poll_s, _RETRY_S) if said else self._settings.poll_s)
+            await asyncio.sleep(max(self._settings.poll_s, _RETRY_S) if last_error else self._settings.poll_s)
             reads = [worker.reads for worker in self._running if worker.reads is not None]
             try:
                 values = await asyncio.to_thread(follower.look, min(reads, default=0))
                 if values is not None:
                     await self._check(self._bundle or bundle, values)
             except (FleetError, OSError) as error:
-                if str(error) != said:
-                    said = str(error)
-                    glog(f"the former version is still served: {error}")
+                if str(error) != last_error:
+                    last_error = str(error)
+                    glog(f"The former version is still served: {error}")
                 continue
-            said = ""
+            last_error = ""
             if values is None:
                 continue
             self._values = values
             for worker in self._running:
                 if worker.bundle is not None and not worker.leaving:
-                    self._tell(worker.bundle, [worker])
+                    self._announce(worker.bundle, [worker])
 
     async def _replace_workers(self, former: _Bundle) -> None:
         """Replace the workers by workers with the current model. On failure, the old workers stay."""
@@ -228,15 +228,15 @@ class Server:
             bundle = await asyncio.to_thread(self._read_bundle)
             await self._check(bundle)
         except (FleetError, OSError) as error:
-            glog(f"the bundle is not loaded again: {error}")
+            glog(f"Could not load the bundle again: {error}. The former bundle is still served.")
             self._remove(bundle)
             return
         fresh = [await self._start() for _ in range(self._settings.workers)]
-        version = self._tell(bundle, fresh)
+        version = self._announce(bundle, fresh)
         if not all([await worker.ready(version.sequence) for worker in fresh]):
             if self._end.is_set():
                 return
-            glog(f"workers cannot serve the bundle {bundle.id}; the former one is still served")
+            glog(f"Workers cannot serve the bundle {bundle.id}. The former bundle is still served.")
             for worker in fresh:
                 worker.leave()
             self._remove(bundle)
@@ -248,7 +248,7 @@ class Server:
         for worker in fresh:
             if worker.process.returncode is not None:  # `_watch` ran before this worker counted
                 await self._ended(worker)
-        glog(f"the bundle {bundle.id} is served")
+        glog(f"serving the bundle {bundle.id}")
         self._remove(former)
 
     def _read_bundle(self) -> _Bundle:
@@ -267,8 +267,8 @@ class Server:
             checked_program(found)
             if found.about.get("tables") and self._follower is None:
                 raise LoadError(
-                    f"{found.where} was saved without rows of its tables (rows=False): pass --follow with "
-                    "the folder to which the job publishes them"
+                    f"{found.where} was saved without rows of its tables (rows=False). Pass --follow with "
+                    "the directory to which the job publishes the rows."
                 )
         except LoadError:
             for file in made.values():
@@ -296,7 +296,7 @@ class Server:
             values=values,
         )
 
-    def _tell(self, bundle: _Bundle, workers: Iterable[_Worker]) -> ModelVersion:
+    def _announce(self, bundle: _Bundle, workers: Iterable[_Worker]) -> ModelVersion:
         """Send these workers a version with this model and the current values."""
         version = self._version(bundle, sequence=next(self._sequences))
         for worker in workers:
@@ -361,18 +361,18 @@ class Server:
             return
         code = worker.process.returncode
         if not self._served.is_set():
-            self._fail(ServeError(f"a worker has ended with exit code {code} before it could serve"))
+            self._fail(ServeError(f"A worker exited with code {code} before it could serve"))
             return
         failed = 0 if worker.sequence else worker.failed + 1
         pause = min(_LONGEST_S, _RETRY_S * 2 ** min(failed - 1, 10)) if failed else 0.0
         when = f" in {pause:g} s" if pause else ""
-        glog(f"worker {worker.process.pid} has ended with exit code {code}; another one is started{when}")
+        glog(f"Worker {worker.process.pid} exited with code {code}. A new worker starts{when}.")
         await asyncio.sleep(pause)
         if self._end.is_set() or worker not in self._workers:
             return  # the server stops, or other workers were started for another model
         self._workers[self._workers.index(worker)] = other = await self._start(failed)
         if self._bundle is not None:
-            version = self._tell(self._bundle, [other])
+            version = self._announce(self._bundle, [other])
             if await other.ready(version.sequence):
                 glog(f"worker {other.process.pid} serves version {version.version}")
 
@@ -389,7 +389,7 @@ class Server:
         """End the server after an unexpected error, because it would not serve new versions any more."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(ServeError(f"the server cannot go on: {error!r}"))
+            self._fail(ServeError(f"The server cannot continue: {error!r}"))
 
     async def _stop(self) -> None:
         """Stop workers by SIGTERM, a grace period and SIGKILL."""
@@ -426,7 +426,7 @@ def _bound(option: str, host: str, port: int, kind: int = socket.SO_REUSEADDR) -
         bound.bind(address)
     except OSError as error:
         raise ServeError(
-            f"{host}:{port} ({option}) cannot be served at: {error.strerror or error}; 0 takes a free port"
+            f"Cannot serve at {host}:{port} ({option}): {error.strerror or error}. Port 0 takes a free port."
         ) from error
     return bound
 

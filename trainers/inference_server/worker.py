@@ -73,16 +73,16 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
     lines, writer = await asyncio.open_connection(sock=control, limit=1 << 26)
     versions: asyncio.Queue[ModelVersion] = asyncio.Queue()
     receiving = asyncio.create_task(_receive(lines, versions))
-    told = asyncio.create_task(_follow(versions, writer, answers, site, stop))
+    follower = asyncio.create_task(_follow(versions, writer, answers, site, stop))
     await stop.wait()
     answers.closing = True
     await site.stop()
     await runner.cleanup()
     answers.close()
-    told.cancel()
+    follower.cancel()
     receiving.cancel()
     with suppress(asyncio.CancelledError):
-        await told
+        await follower
 
 
 async def _receive(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
@@ -117,7 +117,7 @@ def main(settings: str, listening: str, control: str) -> None:
     try:
         asyncio.run(work(ServeSettings.decode(settings), *sockets))
     except (FleetError, OSError) as error:
-        glog(f"the worker ends: {error}")
+        glog(f"the worker stops: {error}")
         sys.exit(1)
     os._exit(0)  # all work is done, and tearing down torch takes a second
 

@@ -29,7 +29,6 @@ from trainers.process.log import glog
 Keys: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.uint64]
-Places: TypeAlias = NDArray[np.int32]
 Flags: TypeAlias = NDArray[np.uint8]
 Halves: TypeAlias = NDArray[np.uint16]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -62,7 +61,7 @@ def compiled(function: Kernel) -> Kernel:
     return cast(Kernel, kernel)
 
 
-def variant(function: Callable[..., Any], name: str, **others: object) -> Callable[..., Any]:
+def variant(function: Callable[..., object], name: str, **others: object) -> Callable[..., Any]:
     """Compile a function with other values of its global names.
 
     numba would not cache a function that takes a kernel as an argument, and each process would compile it
@@ -91,8 +90,8 @@ def _sources(folder: Path) -> str:
 
 
 def _compile(
-    compile_or_load: Callable[[Any], Any], folder: Path, name: str, sources: str, signature: Any
-) -> Any:
+    compile_or_load: Callable[[object], object], folder: Path, name: str, sources: str, signature: object
+) -> object:
     """Compile or load machine code for a signature, in one process at a time.
 
     There is no deadlock, because a kernel waits only for kernels that it calls.
@@ -133,7 +132,7 @@ class _Announcer(event.Listener):
         for other in self._folder.glob("*.said"):
             if other != marker:
                 other.unlink(missing_ok=True)
-        glog("compiling kernels, once on this machine; this takes some seconds")
+        glog("compiling kernels, which takes some seconds once on each node")
 
     def on_end(self, event: event.Event) -> None:
         pass

@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fleetrun.aliases import Callback, Texts
 from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
@@ -55,7 +55,7 @@ def install_exit_hooks() -> None:
 
     leave = sys.exit
 
-    def exit(code: Any = None, /) -> NoReturn:
+    def exit(code: str | int | None = None, /) -> NoReturn:
         global _failed
         _failed = _failed or code not in (None, 0, False)
         leave(code)
@@ -120,7 +120,9 @@ def _write_error_file(path: Path, text: str) -> None:
     except OSError as problem:
         with contextlib.suppress(OSError):
             aside.unlink()
-        sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
+        sys.stderr.write(
+            f"fleetrun: the last words of the process could not be written to {path}: {problem}\n"
+        )
 
 
 # ---- Stacks on request, even if the process is stuck in C code and a debugger may not attach

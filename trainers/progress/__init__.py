@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE, note_imports, take_mark, take_steps
 from trainers.progress.channel import channel_of
@@ -26,8 +25,8 @@ from trainers.progress.meter import Activity, Meter
 
 __all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter", "report", "step"]
 
-meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ), begun=note_imports)
-take_mark(meter.set_mark)
+meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ), on_start=note_imports)
+take_mark(lambda mark: meter.renew(mark, channel_of(os.environ)))
 """The meter of this process."""
 atexit.register(meter.end)
 os.register_at_fork(after_in_child=meter.turn_off)
@@ -48,7 +47,9 @@ class Counter:
         meter.counted(self._steps)
 
 
-def step(*, samples: int | None = None, loss: Any = None, of: int | None = None, **scalars: Any) -> None:
+def step(
+    *, samples: int | None = None, loss: object = None, of: int | None = None, **scalars: object
+) -> None:
     """Report one completed training step, for scripts without a fleet optimizer.
 
     A fleet optimizer counts steps itself, and stops counting at the first call. `samples` is the number of
@@ -63,9 +64,9 @@ def report(
     step: int | None = None,
     *,
     samples: int | None = None,
-    loss: Any = None,
+    loss: object = None,
     of: int | None = None,
-    **scalars: Any,
+    **scalars: object,
 ) -> None:
     """Report on the completed step.
 
@@ -75,7 +76,7 @@ def report(
     meter.report(step, samples, loss, scalars, of)
 
 
-def log_scalar(name: str, value: Any) -> None:
+def log_scalar(name: str, value: object) -> None:
     """Log a number, or a tensor of one value, under a name of at most 100 characters.
 
     The next report sends the last value of each name, for up to 200 names.

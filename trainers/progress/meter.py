@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from numbers import Integral, Real
 from types import TracebackType
-from typing import Any
 
 from fleetrun.aliases import Callback, Clock, Document, Fields
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
@@ -33,7 +32,7 @@ class Activity:
         self.what = valid_name(what, LONGEST_ACTIVITY)
         self.of = of
         self.done: float | None = None if of is None else 0
-        self.told = False
+        self.reported = False
         """True if the launcher received it."""
         self._meter = meter
 
@@ -97,8 +96,8 @@ _LOSS = ""  # next to the names of scalars, which are never empty
 class Meter:
     """The progress of a process with the id `mark`.
 
-    Without a channel there is no launcher, and the calls cost nothing. `begun` is called at the first step,
-    or at the start of the work in a process without steps.
+    Without a channel there is no launcher, and the calls cost nothing. `on_start` is called at the first
+    step, or at the start of the work in a process without steps.
     """
 
     def __init__(
@@ -107,18 +106,18 @@ class Meter:
         channel: Channel | None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
-        begun: Callback = lambda: None,
+        on_start: Callback = lambda: None,
         reader: Reader | None = None,
     ) -> None:
         self._mark = mark
-        self._begun = begun
+        self._on_start = on_start
         self._channel = channel
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
         self._reader = reader or Reader()
         self._next = self._next_step = self._next_activity = float("-inf")
-        self._told_steps = 0
+        self._reported_steps = 0
         self._news = False
         self._before = 0
         self._counted = 0
@@ -126,7 +125,7 @@ class Meter:
         self._resumed: int | None = None
         self._ahead = 0
         self._has_counter = False
-        self._said: int | None = None
+        self._stated: int | None = None
         self._numbers = False
         self._ended: float | None = None
         self._took: float | None = None
@@ -138,44 +137,44 @@ class Meter:
         self._names: dict[str, str] = {}
         self._activities: list[Activity] = []
 
-    def set_mark(self, mark: str) -> None:
-        """Change the id of this process, in a standby."""
-        self._mark = mark
+    def renew(self, mark: str, channel: Channel | None) -> None:
+        """Change the id and the channel, in a process that a zygote has forked."""
+        self._mark, self._channel = mark, channel
 
     # ---- reports of scripts
 
     def step(
         self,
-        samples: Any = None,
-        loss: Any = None,
+        samples: object = None,
+        loss: object = None,
         scalars: Fields | None = None,
-        of: Any = None,
+        of: object = None,
     ) -> None:
         """Report one completed step."""
         if self._channel is not None:
             self._expect(of)
-            self._said = (self._before + self._counted if self._said is None else self._said) + 1
+            self._stated = (self._before + self._counted if self._stated is None else self._stated) + 1
             self._has_stepped()
-            self._tell(samples, loss, scalars)
+            self._note_values(samples, loss, scalars)
 
     def report(
         self,
-        step: Any = None,
-        samples: Any = None,
-        loss: Any = None,
+        step: object = None,
+        samples: object = None,
+        loss: object = None,
         scalars: Fields | None = None,
-        of: Any = None,
+        of: object = None,
     ) -> None:
         """Report the number of the completed step, its values, and the number of all steps."""
         if self._channel is not None:
             self._expect(of)
             if step is not None and (number := whole(step)) is not None:
-                if number != self._said:
+                if number != self._stated:
                     self._has_stepped()
-                self._said, self._numbers = number, True
-            self._tell(samples, loss, scalars)
+                self._stated, self._numbers = number, True
+            self._note_values(samples, loss, scalars)
 
-    def log_scalar(self, name: str, value: Any) -> None:
+    def log_scalar(self, name: str, value: object) -> None:
         if self._channel is not None:
             self._scalar(name, value)
             self._beat()
@@ -195,7 +194,7 @@ class Meter:
             if steps > self._counted:
                 self._counted = steps
                 self._news = True
-                if self._said is None:
+                if self._stated is None:
                     self._has_stepped()
             self._beat()
 
@@ -205,7 +204,7 @@ class Meter:
 
     def optimizer_stepped(self, number: int) -> None:
         """Record a step of one of torch's optimizers, with its number."""
-        if self._channel is not None and self._said is None and not self._has_counter:
+        if self._channel is not None and self._stated is None and not self._has_counter:
             if self._resumed is not None:
                 self._ahead, self._resumed = max(0, self._resumed + 1 - number), None
             self._optimized = number + self._ahead
@@ -221,7 +220,7 @@ class Meter:
         """Count examples that a loader returned. They have less weight, because their use is unknown."""
         self._drawn += samples
 
-    def has_loss(self, loss: Any) -> None:
+    def has_loss(self, loss: object) -> None:
         """Set the loss of the step that is about to be counted."""
         if self._channel is not None:
             self._given[_LOSS] = kept(loss)
@@ -243,7 +242,7 @@ class Meter:
             self._saved = self._news = True
         if self._channel is not None and not self._numbers and step > self.steps:
             self.resumed(step)
-            self._said = None if self._said is None else step
+            self._stated = None if self._stated is None else step
             self._optimized = None if self._optimized is None else step
             self._has_stepped()
             self._news = True
@@ -252,8 +251,8 @@ class Meter:
     @property
     def steps(self) -> int:
         """The number of the last step."""
-        if self._said is not None:
-            return self._said
+        if self._stated is not None:
+            return self._stated
         if self._has_counter or self._optimized is None:
             return self._before + self._counted
         return self._optimized
@@ -286,12 +285,12 @@ class Meter:
         if self._channel is None or not self._lock.acquire(blocking=False):
             return False
         try:
-            said = self._report_with(server=server)
+            fields = self._report_with(server=server)
             datagrams = [
                 datagram
                 for kind, numbers in (("tables", tables), ("hot", hot))
                 if numbers or kind == "tables"
-                for datagram in encode_reports(said, _named(numbers), kind)
+                for datagram in encode_reports(fields, _named(numbers), kind)
             ]
             return all(map(self._channel.send, datagrams))
         finally:
@@ -312,13 +311,13 @@ class Meter:
     def is_over(self, activity: Activity) -> None:
         if activity in self._activities:
             self._activities.remove(activity)
-        if activity.told:
+        if activity.reported:
             self._send()
 
     def begins_to_serve(self) -> None:
         """Note that this process makes no steps, and that its work starts now."""
         if self._channel is not None:
-            self._begun()
+            self._on_start()
             self._beat()
 
     # ---- sending
@@ -361,15 +360,15 @@ class Meter:
     def _has_stepped(self) -> None:
         now = self._clock()
         if self._ended is None:
-            self._begun()
+            self._on_start()
         self._took = None if self._ended is None else now - self._ended
         self._ended = now
 
-    def _expect(self, of: Any) -> None:
+    def _expect(self, of: object) -> None:
         if of is not None and (number := whole(of)) is not None:
             self._of = number
 
-    def _tell(self, samples: Any, loss: Any, scalars: Fields | None) -> None:
+    def _note_values(self, samples: object, loss: object, scalars: Fields | None) -> None:
         if samples is not None and (number := whole(samples)) is not None:
             self._samples = (self._samples or 0) + number
         if loss is not None:
@@ -380,7 +379,7 @@ class Meter:
         self._news = True
         self._beat()
 
-    def _scalar(self, name: str, value: Any) -> None:
+    def _scalar(self, name: str, value: object) -> None:
         known = self._names.get(name) if isinstance(name, str) else None
         if known is None:
             if len(self._names) >= MOST_NAMES:
@@ -388,7 +387,7 @@ class Meter:
             known = self._names[str(name)] = valid_name(name, LONGEST_NAME)
             if len(self._names) == MOST_NAMES:
                 with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed stderr
-                    glog(f"progress: {MOST_NAMES} scalars have been logged; further names are not taken")
+                    glog(f"progress: {MOST_NAMES} scalars have been logged, so further names are ignored")
         self._given[known] = kept(value)
         self._news = True
 
@@ -396,7 +395,7 @@ class Meter:
         now = self._clock()
         if now >= self._next:
             self._send()
-        elif now >= self._next_step and self.steps != self._told_steps:
+        elif now >= self._next_step and self.steps != self._reported_steps:
             self._send(step_alone=True)
 
     def _send(self, *, step_alone: bool = False) -> None:
@@ -405,36 +404,36 @@ class Meter:
             return
         try:
             now = self._clock()
-            self._next_step, self._told_steps = now + STEP_PERIOD, self.steps
+            self._next_step, self._reported_steps = now + STEP_PERIOD, self.steps
             self._next = self._next if step_alone else now + PERIOD
             if is_child():
                 self.turn_off()
             elif step_alone:
-                said = self._report_with(**self._state())
+                fields = self._report_with(**self._state())
                 # the next report contains the step too
-                all(map(self._channel.send, encode_reports(said, {})))
+                all(map(self._channel.send, encode_reports(fields, {})))
             else:
-                self._say(self._channel)
+                self._send_report(self._channel)
         finally:
             self._lock.release()
 
-    def _say(self, channel: Channel) -> None:
+    def _send_report(self, channel: Channel) -> None:
         self._news = False
         numbers = self._reader.read(self._given)
         values = {name: number for name, number in numbers.items() if name != _LOSS}
-        said = self._report_with(**self._state())
+        fields = self._report_with(**self._state())
         for each in self._activities[-1:]:
-            each.told = True
+            each.reported = True
         if _LOSS in numbers:
-            said["loss"] = numbers[_LOSS]
+            fields["loss"] = numbers[_LOSS]
         if self._saved:
-            said["saved"] = True
-        if not all(channel.send(datagram) for datagram in encode_reports(said, values)):
+            fields["saved"] = True
+        if not all(channel.send(datagram) for datagram in encode_reports(fields, values)):
             self._news = True
             for name, number in numbers.items():
                 self._given.setdefault(name, number)
 
-    def _report_with(self, **more: Any) -> Document:
+    def _report_with(self, **more: object) -> Document:
         """Return the fields of every report, with `more` added."""
         doing = self._activities[-1:]
         activity = doing[0].fields() if doing else None
@@ -442,7 +441,7 @@ class Meter:
 
     def _state(self) -> dict[str, int]:
         """Return the counted values."""
-        state = {"step": self.steps} if self._said is not None or self.steps else {}
+        state = {"step": self.steps} if self._stated is not None or self.steps else {}
         samples = self._samples if self._samples is not None else self._seen or self._drawn
         of = {} if self._of is None else {"of": self._of}
         return state | of | ({"samples": samples} if samples else {})

@@ -25,7 +25,7 @@ Waiting = list[tuple[str, Any, Event]]
 """(name, the copy in memory, the event after which it is complete)"""
 
 
-def kept(value: Any) -> Any:
+def kept(value: object) -> object:
     """Return the value without its graph, because a loss would hold the whole graph in memory."""
     try:
         return value.detach() if hasattr(value, "detach") else value
@@ -33,7 +33,7 @@ def kept(value: Any) -> Any:
         return None
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Return a count from 0 on, or None for other values and for values on a device."""
     if type(value) is not int and device_of(value) is not None:
         return None
@@ -65,7 +65,7 @@ class Accelerator:
         """Return a copy that is complete after the event. Raises RuntimeError for a device without events."""
         module = self._module
         if not hasattr(module, "Event"):
-            raise RuntimeError("it has no events")
+            raise RuntimeError("the device has no events")
         copy = self.memory(tensor)
         copy.copy_(tensor.reshape(()), non_blocking=True)
         event = module.Event()
@@ -81,7 +81,7 @@ class Accelerator:
         return sys.modules["torch"].empty((), dtype=tensor.dtype, pin_memory=True)
 
 
-def device_of(value: Any) -> Accelerator | None:
+def device_of(value: object) -> Accelerator | None:
     """Return the device of a tensor with one value, or None for a value in memory or another type."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or not _plain(value):
@@ -93,7 +93,7 @@ def device_of(value: Any) -> Accelerator | None:
 class Reader:
     """Reads the values of one process."""
 
-    def __init__(self, device_of: Callable[[Any], Accelerator | None] = device_of) -> None:
+    def __init__(self, device_of: Callable[[object], Accelerator | None] = device_of) -> None:
         self._device_of = device_of
         self._waiting: Waiting = []
         self._devices: list[Accelerator] = []
@@ -152,7 +152,7 @@ class Reader:
             self._devices.append(device)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return a single number, or None. For a DTensor it is None, because reading it would be a
     collective call.
     """
@@ -165,7 +165,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _item(value: Any) -> Any:
+def _item(value: object) -> Any:
     """Return the only element of an array or tensor, or the value itself."""
     return value.item() if hasattr(value, "item") else value
 

@@ -26,9 +26,21 @@ from trainers.errors import FleetError, ServerError, ServerFullError, TrainerLos
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.transport import CurveKeys, client_socket, receive, send
-from trainers.ps.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
+from trainers.ps.wire import (
+    MAX_COLS,
+    Buffer,
+    Code,
+    Field,
+    Kind,
+    Message,
+    Part,
+    WireError,
+    decode,
+    encode,
+    route_of,
+)
 
-_MAX_RETRY_S = 10.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 10.0
 _LOG_WAIT_AFTER_S = 30.0
 _IN_WORDS = {
     Kind.HELLO: "fleet.init_worker()",
@@ -60,13 +72,13 @@ def to_all(servers: int, kind: Kind, number: int = 0, *parts: Part) -> list[Requ
 
 @dataclass(slots=True, kw_only=True)
 class _PendingReply:
-    """A request in flight. `heard` is the time of the server's last answer, in listening time. `limit` is the
-    allowed silence in seconds.
+    """A request in flight. `last_seen` is the time of the server's last answer, in listening time. `limit` is
+    the allowed silence in seconds.
     """
 
     request: Request
     frames: list[Buffer]
-    heard: float
+    last_seen: float
     limit: float
     retry_at: float
     retry_after: float
@@ -114,11 +126,9 @@ class Client:
         configs: PsConfigs,
         *,
         keys: CurveKeys | None = None,
-        first_retry_s: float = 1.0,
         name: str = "",
     ) -> None:
         self._who = name or f"trainer {rank}"
-        self._first_retry_s = first_retry_s
         self._endpoints = endpoints
         self._rank = rank
         self._incarnation = secrets.randbits(63)
@@ -132,7 +142,7 @@ class Client:
         self._retry_at = math.inf
         """No request needs to be sent again before this time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        route = f"{self._who.replace(' ', '-')}-{self._incarnation:x}".encode()
+        route = route_of(self._who, self._incarnation)
         self._sockets = [
             client_socket(self._context, endpoint, route, configs.trainer_timeout_s, keys)
             for endpoint in endpoints
@@ -162,17 +172,23 @@ class Client:
         now = time.monotonic()
         if not self._pending:
             self._retry_at = math.inf
-        self._retry_at = min(self._retry_at, now + self._first_retry_s)
         pending = []
         for request in requests:
             self._sequence += 1
+            # An answer has at most so many bytes for the 8 bytes of a key.
+            size = sum(
+                part.data.nbytes * (MAX_COLS // 2 if part.field in (Field.KEYS, Field.PEEK) else 1)
+                for part in request.parts
+            )
+            retry_after = _FIRST_RETRY_S + size / 200e6  # in bytes per second, so it can be answered before
+            self._retry_at = min(self._retry_at, now + retry_after)
             each = _PendingReply(
                 request=request,
                 frames=self._encoded(request),
-                heard=self._listened,
+                last_seen=self._listened,
                 limit=silence or self._configs.request_timeout_s,
-                retry_at=now + self._first_retry_s,
-                retry_after=self._first_retry_s,
+                retry_at=now + retry_after,
+                retry_after=retry_after,
                 log_at=now + _LOG_WAIT_AFTER_S,
                 since=now,
             )
@@ -191,22 +207,28 @@ class Client:
             self._waiting = None
         return pending.replies
 
+    def forget(self, kind: Kind) -> None:
+        """Ignore the replies to requests of this kind. Call it after an error, or another refusal of the same
+        call would be raised by the next one.
+        """
+        self._pending = {n: each for n, each in self._pending.items() if each.request.kind is not kind}
+
     def waits(self) -> Document | None:
-        """Return this trainer's current wait for fleetrun's probe, or None. Another thread calls it.
-        `trainers` are the trainers without which the server cannot answer. If `trainers` is empty, the
-        trainer waits for the server itself.
+        """Return this trainer's current wait for fleetrun's probe, or None if it does not wait. Another
+        thread calls it. `trainers` are the trainers without which the server cannot answer. If `trainers` is
+        empty, the trainer waits for the server itself.
         """
         waiting = self._waiting
         open_ = waiting.without_reply if waiting is not None else []
         if not open_:
             return None
         each = next((each for each in open_ if each.awaited), open_[0])
-        said = re.fullmatch(r"trainer (\d+(?:, \d+)*)|the initial values of trainer (\d+)", each.awaited)
+        found = re.fullmatch(r"trainer (\d+(?:, \d+)*)|the initial values of trainer (\d+)", each.awaited)
         return {
             "server": each.request.server,
-            "what": _in_words(each.request, others=said is not None),
-            "trainers": [int(rank) for rank in (said[1] or said[2]).split(", ")] if said else [],
-            "why": "" if said else each.awaited,
+            "what": _in_words(each.request, others=found is not None),
+            "trainers": [int(rank) for rank in (found[1] or found[2]).split(", ")] if found else [],
+            "why": "" if found else each.awaited,
             "seconds": round(time.monotonic() - each.since, 3),
         }
 
@@ -231,7 +253,7 @@ class Client:
             return encode(message)
         except WireError as error:
             what = _in_words(request, others=False)
-            raise ServerError(f"{what} cannot be sent to {self._name(request.server)}: {error}") from error
+            raise ServerError(f"Could not send {what} to {self._name(request.server)}: {error}") from error
 
     def _poll(self, wait_s: float) -> None:
         """Wait for replies, read them, and send overdue requests again."""
@@ -260,10 +282,10 @@ class Client:
         return bool(ready)
 
     def _send_again(self, each: _PendingReply, now: float) -> None:
-        if self._listened - each.heard > each.limit:
+        if self._listened - each.last_seen > each.limit:
             raise ServerError(
-                f"{self._name(each.request.server)} has not answered {each.request.kind.name} for "
-                f"{each.limit:g} s; it may have died or be unreachable: see its log"
+                f"{self._name(each.request.server)} did not answer {each.request.kind.name} within "
+                f"{each.limit:g} s. It may have failed or be unreachable. See its log."
             )
         self._send(each.request.server, each.frames)
         each.retry_after = min(2 * each.retry_after, _MAX_RETRY_S, each.limit / 2)
@@ -281,15 +303,19 @@ class Client:
         except WireError as error:
             if error.code is Code.BAD_VERSION:
                 raise ServerError(
-                    f"{self._name(server)} uses an incompatible protocol version: {error}"
+                    f"{self._name(server)} uses an incompatible protocol version: {error}. Install the same "
+                    "version of fleetrun on all nodes."
                 ) from error
             return  # damaged in transit, so the retry requests it again
         if reply.code is Code.BAD_VERSION:
-            raise ServerError(f"{self._name(server)} runs another version of fleetrun: {reply.text}")
+            raise ServerError(
+                f"{self._name(server)} runs another version of fleetrun: {reply.text}. Install one version "
+                "on all nodes."
+            )
         each = self._pending.get(reply.sequence)
         if each is None or each.request.server != server or reply.incarnation != self._incarnation:
             return  # a probe, a second answer, or an error about damaged bytes, which the retry repeats
-        each.heard = self._listened
+        each.last_seen = self._listened
         if reply.kind is Kind.WAIT:
             each.awaited = reply.text
             return
@@ -301,7 +327,7 @@ class Client:
     def _refused(self, each: _PendingReply, reply: Message) -> FleetError:
         if reply.code is Code.TRAINER_LOST:
             return TrainerLostError(
-                f"{reply.text}; {self._name(each.request.server)} cannot continue without it"
+                f"{reply.text}, and {self._name(each.request.server)} cannot continue without it"
             )
         kind = ServerFullError if reply.code is Code.NO_MEMORY else ServerError
         return kind(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
@@ -102,7 +101,9 @@ class PsConfigs:
         flag("ps_configs read_ahead", self.read_ahead)
         number = self.table_mb_per_server
         if not is_number(number) or not 0 <= number < math.inf:
-            raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
+            raise UsageError(
+                f"ps_configs table_mb_per_server is {number!r}; it must be a number of at least 0"
+            )
         for field in fields(self):
             if field.name.endswith("_s"):
                 positive(f"ps_configs {field.name}", getattr(self, field.name))
@@ -114,7 +115,7 @@ class PsConfigs:
 
     @property
     def bound(self) -> Bound | None:
-        """The bound that all tables without a bound of their own share, or None."""
+        """The bound that all tables without a bound of their own share, or None without such a bound."""
         bound = Bound.of("ps_configs", self.max_rows, self.max_bytes, self.evict, None)
         return None if bound is None else replace(bound, shared=True)
 
@@ -160,8 +161,8 @@ class AsyncConfigs:
             if self.max_staleness < self.max_merge_var_num - 1:
                 raise UsageError(
                     f"a_sync_configs max_staleness is {self.max_staleness} and max_merge_var_num "
-                    f"{self.max_merge_var_num}: trainers would wait for pushes that are still being merged; "
-                    f"max_staleness must be at least {self.max_merge_var_num - 1}"
+                    f"{self.max_merge_var_num}, so trainers would wait for pushes that are still being "
+                    f"merged. Set max_staleness to at least {self.max_merge_var_num - 1}."
                 )
         flag("a_sync_configs independent_recv_thread", self.independent_recv_thread)
         flag("a_sync_configs overlap", self.overlap)
@@ -190,9 +191,9 @@ class AsyncConfigs:
 
 _ALIASES = {"independent_recv": "independent_recv_thread"}
 _WITHOUT_EFFECT = {
-    "thread_pool_size": "libzmq's own thread sends",
-    "send_wait_times": "a push goes out when max_merge_var_num steps are merged",
-    "runtime_split_send_recv": "there is no program to split",
+    "thread_pool_size": "a separate libzmq thread sends",
+    "send_wait_times": "a push is sent after max_merge_var_num steps are merged",
+    "runtime_split_send_recv": "no program exists to split",
     "launch_barrier": "trainers always wait for the servers",
     "heter_worker_device_guard": "set the devices in the model",
     "lr_decay_steps": "learning rates travel with every push; use a torch scheduler",
@@ -201,19 +202,19 @@ _WITHOUT_EFFECT = {
 }
 
 
-def a_sync_configs(name: str, value: Any) -> Fields:
-    """Check the mapping and return a read-only copy. Raise UsageError or NotSupportedError."""
+def a_sync_configs(name: str, value: object) -> Fields:
+    """Check the mapping and return a read-only copy. Raises UsageError or NotSupportedError."""
     if isinstance(value, Mapping):
         for key in value.keys() & _WITHOUT_EFFECT.keys():
             raise NotSupportedError(
-                f"NotSupported: strategy.{name} {key} has no effect here ({_WITHOUT_EFFECT[key]}); remove it"
+                f"NotSupported: strategy.{name} {key} has no effect here ({_WITHOUT_EFFECT[key]}). Remove it."
             )
         value = {_ALIASES.get(key, key): each for key, each in value.items()}
     return accepted(name, value, AsyncConfigs)
 
 
-def ps_configs(name: str, value: Any) -> Fields:
-    """Check the mapping and return a read-only copy. Raise UsageError."""
+def ps_configs(name: str, value: object) -> Fields:
+    """Check the mapping and return a read-only copy. Raises UsageError."""
     return accepted(name, value, PsConfigs)
 
 
@@ -259,11 +260,9 @@ class TableConfigs:
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
         if self.rule is not None and not isinstance(self.rule, tuple(RULES.values())):
-            raise UsageError(f"{where} rule is {self.rule!r}; use {ON_ROWS} of trainers.ps")
+            raise UsageError(f"{where} rule is {self.rule!r}; use one of trainers.ps: {ON_ROWS}")
         if self.rule is not None and (wrong := wrong_option(self.rule)):
-            raise UsageError(
-                f"{where} rule has {wrong}, with which {self.rule!r} divides by zero or gives NaN"
-            )
+            raise UsageError(f"{where} rule has {wrong}, so {self.rule!r} would divide by zero or give NaN")
         if self.lr is not None:
             positive(f"{where} lr", self.lr)
         if self.init is not None and not isinstance(self.init, Initializer):
@@ -288,8 +287,8 @@ class TableConfigs:
         return Bound.of("sparse_table_configs", self.max_rows, self.max_bytes, self.evict, self.ttl_s)
 
 
-def sparse_table_configs(name: str, value: Any) -> Fields:
-    """Check the mapping of mappings and return a read-only copy. Raise UsageError."""
+def sparse_table_configs(name: str, value: object) -> Fields:
+    """Check the mapping of mappings and return a read-only copy. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict of dicts")
     return MappingProxyType(

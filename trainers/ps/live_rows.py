@@ -39,8 +39,8 @@ def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> Docu
         client.close()
     if not any("rows" in each for each in answers):
         names = sorted({table for each in answers for table in each["tables"]})
-        others = nearest(name, names) if names else "; it has no sparse table"
-        raise UsageError(f"the job has no sparse table {name!r}{others}")
+        others = nearest(name, names) if names else "; the job has no sparse table"
+        raise UsageError(f"The job has no sparse table {name!r}{others}")
     rows = {key: {"key": key, "state": "no row"} for key in keys}
     for server, answer in enumerate(answers):
         for key, row in zip(keys, answer.get("rows", ()), strict=False):

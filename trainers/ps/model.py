@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import Module
@@ -18,27 +17,25 @@ from trainers.collective.stepping import scaler_of
 from trainers.errors import UsageError
 from trainers.ps.optimizer import JoinedSteps, ServedScaler
 from trainers.ps.trainer.embedding import outside_graphs
+from trainers.ps.trainer.torchrec import collection_tables, is_collection
 from trainers.ps.trainer.weight import hidden_gradients
 from trainers.ps.trainer.worker import Worker
-
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-"""True while torch.export traces a copy of the model, whose values must not be refreshed."""
 
 
 class OwnHook:
     """A hook of a module that copies of the module lack, because copies have their own values."""
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
+    def __init__(self, hook: Callable[..., object]) -> None:
         self._hook = hook
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self._hook(*args)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return OwnHook, (_nothing,)
 
 
-def _nothing(*args: Any) -> None:
+def _nothing(*args: object) -> None:
     return
 
 
@@ -79,21 +76,21 @@ class StateLoading:
         state: dict[str, torch.Tensor],
         prefix: str,
         metadata: Fields,
-        *rest: Any,
+        *rest: object,
     ) -> None:
         if prefix and module is not self._model and self._outermost is not None:
             return
         if metadata.get("assign_to_params_buffers"):
             raise UsageError(
-                "load_state_dict(assign=True) would put other parameters in the place of those that the "
-                "servers train; call it without assign"
+                "load_state_dict(assign=True) would replace parameters that the servers train. Call "
+                "load_state_dict() without assign."
             )
         if self._joined is not None:
             self._joined.check("load_state_dict() was called")
         self._worker.begin_load(module, state, prefix)
         self._outermost = module
 
-    def _after(self, module: Module, keys: Any) -> None:
+    def _after(self, module: Module, keys: object) -> None:
         if module is self._outermost:
             self._outermost = None
             self._worker.end_load()
@@ -109,7 +106,13 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
     handles = StateLoading(model, worker, joined).watch()
     end_look_ahead = worker.look_ahead.watch()
     if joined is not None:
-        owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
+        inside = collection_tables(model)
+        owners = [
+            each
+            for each in model.modules()
+            if each not in inside
+            and (is_collection(each) or next(each.parameters(recurse=False), None) is not None)
+        ]
         before = OwnHook(partial(joined.check, "the model was called"))
         read = OwnHook(partial(joined.check, "state_dict() was called"))
         handles += [each.register_forward_pre_hook(before) for each in owners]
@@ -120,7 +123,8 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
     def before_zero_grad(set_to_none: bool) -> None:
         if joined is not None:
             joined.check("model.zero_grad() was called")
-        worker.drop_rows(set_to_none=set_to_none)
+        for group in worker.groups_of():
+            group.drop_gradients(set_to_none=set_to_none)
 
     # A partial, because a copy of the model must get the copy's own zero_grad.
     model.__dict__["zero_grad"] = partial(_zero_grad, model, OwnHook(before_zero_grad))
@@ -138,8 +142,9 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
 def _refreshing(model: Module, worker: Worker) -> list[RemovableHandle]:
     """Pull dense values before evaluation and before `state_dict()`."""
 
-    def before_forward(module: Module, args: tuple[Any, ...]) -> None:
-        if not (module.training or _exporting()):
+    def before_forward(module: Module, args: tuple[object, ...]) -> None:
+        # torch.export traces a copy of the model, whose values must not be refreshed.
+        if not (module.training or torch.compiler.is_exporting()):
             worker.refresh()
 
     def before_state_dict(module: Module, prefix: str, keep_vars: bool) -> None:

@@ -21,12 +21,16 @@ from trainers.collective.stepping import DistributedScaler, not_scaled
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer, loss_of, parameters_of
 from trainers.ps.trainer.exchange import same_bits
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import options_snapshot
 from trainers.ps.trainer.weight import ServedWeight, hidden_gradients, without_overrides
+from trainers.ps.trainer.worker import Worker
 
 
 class Stepper(Protocol):
     """The functions that an optimizer needs from its runtime."""
+
+    worker: Worker | None
 
     @property
     def serving(self) -> bool: ...
@@ -41,11 +45,7 @@ class Stepper(Protocol):
 
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None: ...
 
-    def has_rows(self, optimizer: ServedOptimizer) -> bool: ...
-
     def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None: ...
-
-    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool: ...
 
     def agree(self, overflow: bool) -> bool: ...
 
@@ -85,18 +85,20 @@ class ServedOptimizer(DistributedOptimizer):
         self._unscaled = False
         self._stepped = False
         self._frozen: list[Document] | None = None
+        self.weights: set[int] | None = None
+        """The ids of its parameters if there are several optimizers."""
 
     def freeze_options(self) -> None:
         """Allow only changes of the learning rate from now on, and only steps through this optimizer."""
         self._frozen = options_snapshot(self.inner)
         self.inner.register_step_pre_hook(self._refuse_direct_step)
 
-    def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_direct_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not self._local and self._stepper.serving:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer given to "
-                "fleet.distributed_optimizer(), which does not train served parameters; call step() or "
-                "minimize() of the returned optimizer"
+                "fleet.distributed_optimizer(), which does not train served parameters. Call step() or "
+                "minimize() of the returned optimizer."
             )
 
     @property
@@ -107,13 +109,23 @@ class ServedOptimizer(DistributedOptimizer):
         """
         return not self._unscaled
 
+    @property
+    def groups(self) -> list[TableGroup]:
+        """The groups of the optimizer's embeddings."""
+        worker = self._stepper.worker
+        return [] if worker is None else worker.groups_of(self.weights)
+
     def has_gradients(self) -> bool:
         with hidden_gradients():
-            return self._stepper.has_rows(self) or super().has_gradients()
+            return self._has_rows() or super().has_gradients()
 
     def is_cleared(self) -> bool:
         with hidden_gradients():
-            return not self._stepper.has_rows(self) and super().is_cleared()
+            return not self._has_rows() and super().is_cleared()
+
+    def _has_rows(self) -> bool:
+        """Return True if there are gradients of rows that no step has pushed."""
+        return any(group.row_gradients for group in self.groups)
 
     def minimize(self, loss: Tensor) -> None:
         scaler = self._stepper.scaler
@@ -148,7 +160,8 @@ class ServedOptimizer(DistributedOptimizer):
 
     def unscale_rows(self, scale: float) -> bool:
         """Divide the gradients of this optimizer's rows by `scale`. Return True if all are finite."""
-        return self._stepper.unscale_rows(self, scale)
+        found = [group.collected.unscale(scale) for group in self.groups]
+        return all(found)
 
     def agree(self, overflow: bool) -> bool:
         """Return True if the step is to be skipped. `overflow` describes the gradients of this trainer."""
@@ -157,17 +170,17 @@ class ServedOptimizer(DistributedOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if self.__dict__.pop("found_inf", None) is not None:  # an enabled scaler sets this
             raise NotSupportedError(
-                "torch.amp.GradScaler does not unscale the gradients of rows on parameter servers; use "
-                "fleet.distributed_scaler(scaler), strategy.amp, or bfloat16, which needs no scaler"
+                "torch.amp.GradScaler does not unscale the gradients of rows on parameter servers. Use "
+                "fleet.distributed_scaler(scaler), strategy.amp, or bfloat16, which needs no scaler."
             )
         if self._stepper.scaler is not None and not self._unscaled:
             raise not_scaled("step()")
         loss = loss_of(closure)
         if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
             raise NotSupportedError(
-                f"an option of {type(self.inner).__name__} other than lr has changed since "
-                "fleet.init_worker(), or its groups have other parameters. The servers keep what they had "
-                "then (a scheduler with cycle_momentum changes options)"
+                f"The parameters of the groups of {type(self.inner).__name__}, or an option other than lr, "
+                "changed after fleet.init_worker(), but the servers keep the original ones. Change only lr "
+                "(a scheduler with cycle_momentum changes other options)."
             )
         self._stepped = True
         self._stepper.step(self)
@@ -200,10 +213,33 @@ class ServedOptimizer(DistributedOptimizer):
     def load_state_dict(self, state_dict: Document) -> None:
         if state_dict.get("state"):
             raise NotSupportedError(
-                "optimizer state cannot be loaded here: the servers keep it; "
-                "fleet.save_persistables(dirname) saves it and fleet.init_server(dirname) loads it"
+                "Optimizer state cannot be loaded into this optimizer, because the servers hold it. Save it "
+                "with fleet.save_persistables(dirname), and load it with fleet.init_server(dirname)."
             )
         super().load_state_dict(state_dict)
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers that step together, as TorchRec's CombinedOptimizer."""
+
+    def __init__(self, optimizers: Sequence[ServedOptimizer]) -> None:
+        self.optimizers = optimizers
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = loss_of(closure)
+        for each in self.optimizers:
+            each.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+    def minimize(self, loss: Tensor) -> None:
+        """Make one whole training step, see `DistributedOptimizer.minimize`."""
+        for each in self.optimizers:
+            each.minimize(loss)
 
 
 class JoinedSteps:
@@ -215,21 +251,20 @@ class JoinedSteps:
     dict, gradients of rows after the step, a second step of one optimizer, and a write to a `dense`
     parameter.
 
-    `push` receives True if gradients of any optimizer were not finite. `rows` returns a value that changes
-    whenever the gradients of an optimizer's embeddings change.
+    `push` receives True if gradients of any optimizer were not finite.
     """
 
     def __init__(
         self,
         optimizers: Sequence[ServedOptimizer],
         push: Callable[[bool], None],
-        rows: Callable[[ServedOptimizer], object],
-        dense: Sequence[torch.nn.Parameter] = (),
+        dense: Sequence[torch.nn.Parameter],
     ) -> None:
         self._dense = {id(each) for each in dense}
         self._optimizers = optimizers
+        for one in optimizers:
+            one.weights = {id(each) for each in parameters_of(one)}
         self._push = push
-        self._rows = rows
         self._kept: dict[int, _Kept] = {}
         self._overflow = False
 
@@ -244,13 +279,13 @@ class JoinedSteps:
 
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         if self.stepped(optimizer):
-            raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
+            raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, but {self._missing()}")
         for former in self._kept.values():
             self._check_values(former)
         last = len(self._kept) == len(self._optimizers) - 1
         self._overflow |= overflow
         # Copy, because zero_grad(set_to_none=False) or a scheduler's step may come before the push.
-        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), self._dense, copy=not last)
+        self._kept[id(optimizer)] = _Kept.of(optimizer, _rows_of(optimizer), self._dense, copy=not last)
         if not last:
             return
         self._check_rows()
@@ -267,25 +302,26 @@ class JoinedSteps:
 
     def _check_rows(self) -> None:
         for each in self._optimizers:
-            if self._rows(each) != self._kept[id(each)].rows:
+            if _rows_of(each) != self._kept[id(each)].rows:
                 name = type(each.inner).__name__
                 self._kept.clear()
                 raise UsageError(
-                    f"rows of {name} got gradients after its step(), or the script changed those that they "
-                    "had: servers apply the gradients of all optimizers together, so call backward() for all "
-                    "losses of a training step before the first step(), and drop gradients by zero_grad()"
+                    f"Rows of {name} received gradients after its step(), or the script changed their "
+                    "gradients. Servers apply the gradients of all optimizers together. Call backward() for "
+                    "all losses of a training step before the first step(), and clear gradients with "
+                    "zero_grad()."
                 )
 
     def _check_values(self, former: _Kept) -> None:
         if not all(same_bits(parameter, value) for parameter, value in former.values):
             self._kept.clear()
             raise UsageError(
-                "a parameter was changed after its optimizer's step() and before the step() of another: "
-                "servers apply the gradients of all optimizers together, so change values when all have "
-                "stepped"
+                "The script changed a parameter after the step() of its optimizer and before the step() of "
+                "another. Servers apply the gradients of all optimizers together. Change values after all "
+                "optimizers have stepped."
             )
 
-    def check(self, what: str = "training ended", *hooked: Any) -> None:
+    def check(self, what: str = "training ended", *hooked: object) -> None:
         """Raise UsageError if an optimizer has stepped and another has not.
 
         `hooked` holds the arguments that torch passes to a hook.
@@ -296,10 +332,15 @@ class JoinedSteps:
     def _missing(self) -> str:
         missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]
         return (
-            f"{', '.join(missing)} had not stepped: servers apply the gradients of all optimizers together, "
-            "so call step() of each once per training step, after its backward pass; or use one optimizer "
-            "with several parameter groups"
+            f"{', '.join(missing)} had not stepped. Servers apply the gradients of all optimizers together. "
+            "Call step() of each optimizer once per training step, after its backward pass, or use one "
+            "optimizer with several parameter groups."
         )
+
+
+def _rows_of(optimizer: ServedOptimizer) -> object:
+    """Return a value that changes whenever the gradients of the optimizer's embeddings change."""
+    return [group.collected.state for group in optimizer.groups]
 
 
 @frozen
@@ -307,7 +348,7 @@ class _Kept:
     """The gradients, rates and values of an optimizer at the time of its step."""
 
     gradients: list[tuple[Tensor, Tensor | None]]
-    rates: list[tuple[Document, Any]]
+    rates: list[tuple[Document, object]]
     rows: object
     values: list[tuple[Tensor, Tensor]]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch.amp import GradScaler
@@ -26,13 +26,14 @@ from trainers.optimizer import DistributedOptimizer, parameters_of
 from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
 from trainers.ps.model import clear_gradients, compute_in_half, watch_model
-from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
+from trainers.ps.optimizer import CombinedOptimizer, JoinedSteps, ServedOptimizer, ServedScaler
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.tables.spec import ShrinkPolicy
 from trainers.ps.tables.warm import warm_up_trainer
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, plan_layout
 from trainers.ps.trainer.local import LocalTraining
 from trainers.ps.trainer.modules import pools
+from trainers.ps.trainer.torchrec import unwrapped
 from trainers.ps.trainer.worker import Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
@@ -52,7 +53,7 @@ class _Phase(Enum):
 class TrainerRuntime(Runtime):
     """The runtime of a trainer. From init_worker to stop_worker, the servers hold the model's values."""
 
-    refuses = "was called on a trainer; move the servers' code under `if fleet.is_server():`"
+    refuses = "was called on a trainer. Move the servers' code under `if fleet.is_server():`."
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         super().__init__(identity, strategy)
@@ -60,10 +61,9 @@ class TrainerRuntime(Runtime):
         self._model: Module | None = None
         self._optimizers: list[ServedOptimizer] = []
         self._joined: JoinedSteps | None = None
-        """The steps of several optimizers. `_weights` then holds the ids of each optimizer's parameters."""
-        self._weights: dict[int, set[int]] = {}
+        """The steps of several optimizers."""
         self._after_push: list[Callback] = []
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0
         self._dense: dict[str, Parameter] = {}
@@ -72,23 +72,29 @@ class TrainerRuntime(Runtime):
         """Callbacks that turn the model into an ordinary model again."""
 
     def distributed_model(self, model: Module) -> Module:
-        """Return the same model. The servers hold its nn.Embedding(sparse=True) from init_worker on."""
+        """Return `model` unchanged. After `init_worker`, the servers hold its `nn.Embedding(sparse=True)`."""
         self._expect(_Phase.NEW, "distributed_model")
         if self._model is not None:
-            raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
+            raise UsageError(
+                "fleet.distributed_model() was called twice, but a job serves one model. Call it once."
+            )
         self._model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
         model.__dict__.setdefault("clear_gradients", partial(clear_gradients, model))
         return model
 
     def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
         self._expect(_Phase.NEW, "distributed_optimizer")
+        inner = [self._served(each) for each in unwrapped(optimizer)]
+        return inner[0] if len(inner) == 1 else CombinedOptimizer(inner)  # type: ignore[return-value]  # same calls
+
+    def _served(self, optimizer: Optimizer) -> ServedOptimizer:
         check_supported(optimizer)
         taken = {id(each) for other in self._optimizers for each in parameters_of(other)}
         twice = [each for each in parameters_of(optimizer) if id(each) in taken]
         if twice:
             raise UsageError(
-                f"fleet.distributed_optimizer() was called again with {len(twice)} parameters that an "
-                "optimizer given before has already; give each parameter to one optimizer"
+                f"fleet.distributed_optimizer() was called with {len(twice)} parameters that an earlier "
+                "optimizer already has. Give each parameter to one optimizer."
             )
         self._optimizers.append(ServedOptimizer(optimizer, self))
         return self._optimizers[-1]
@@ -105,8 +111,8 @@ class TrainerRuntime(Runtime):
         lazy = [name for name, each in self._model.named_parameters() if is_lazy(each)]
         if lazy:
             raise UsageError(
-                f"parameter {lazy[0]!r} has no shape yet (a lazy module); call the model with one batch "
-                "before fleet.init_worker()"
+                f"Parameter {lazy[0]!r} has no shape yet (a lazy module). Call the model with one batch "
+                "before fleet.init_worker()."
             )
         strategy, configs = self.strategy, self.strategy.ps()
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
@@ -122,7 +128,7 @@ class TrainerRuntime(Runtime):
             local = LocalTraining(self._local_step)
         elif not options.dense:
             local = LocalTraining(self._local_step, dense, others)
-        self._worker = Worker(
+        self.worker = Worker(
             self.identity,
             layout,
             configs,
@@ -131,21 +137,24 @@ class TrainerRuntime(Runtime):
             keys=keys_of(os.environ),
             local=local,
         )
-        bags = any(pools(each.module) for each in layout.sparse)
+        bags = bool(layout.collections) or any(pools(each.module) for each in layout.sparse)
         warm_up_trainer(layout.specs(), geo=geo, bags=bags)
-        self._worker.start()
-        self._resumed = self._worker.step_number
+        self.worker.start()
+        self._resumed = self.worker.step_number
         self._dense = {each.name: each.parameter for each in layout.dense}
         if self._resumed and next(self._model.buffers(), None) is not None:
             glog(
-                f"resumed at step {self._resumed}: buffers (batch norm's means, say) were in the trainers, "
-                "and continue from the values that this script gave them"
+                f"Resumed at step {self._resumed}. The trainers held the buffers (such as means of batch "
+                "norm), so they continue from the values that this script gave them."
             )
         self._phase = _Phase.TRAINING
         if len(self._optimizers) > 1:
-            self._joined = JoinedSteps(self._optimizers, self._push, self._rows_of, dense)
-            self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
-        self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
+            self._joined = JoinedSteps(self._optimizers, self._push, dense)
+            # The gradients of tables without an optimizer of the script are cleared with the first one.
+            weights = [each.weights for each in self._optimizers if each.weights is not None]
+            trained = {id(each.module.weight) for each in layout.sparse if each.trained}
+            weights[0] |= trained.difference(*weights)
+        self._ends.callback(watch_model(self._model, self.worker, self._joined, refresh=strategy.a_sync))
         if (amp := strategy.half_precision()) is not None:
             self.scaler = compute_in_half(self._model, amp, self._ends)
         for each in self._optimizers:
@@ -153,16 +162,17 @@ class TrainerRuntime(Runtime):
         self._ends.callback(register_optimizer_step_pre_hook(self._refuse_other_step).remove)
         at_exit(self._leave_at_exit)
 
-    def _refuse_other_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if isinstance(optimizer, ServedOptimizer) or self._model is None:
+    def _refuse_other_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if isinstance(optimizer, ServedOptimizer | CombinedOptimizer) or self._model is None:
             return
         mine = {id(each) for each in self._model.parameters()}
         known = any(each.inner is optimizer for each in self._optimizers)
         if not known and any(id(each) in mine for each in parameters_of(optimizer)):
             raise UsageError(
-                f"{type(optimizer).__name__}.step() was called on parameters of the served model, and "
-                "fleet does not have this optimizer: each trainer would train a copy. Give it to "
-                "fleet.distributed_optimizer() before fleet.init_worker(); none may step in backward()"
+                f"{type(optimizer).__name__}.step() was called on parameters of the served model, but fleet "
+                "does not have this optimizer, so each trainer would train a separate copy. Give the "
+                "optimizer to fleet.distributed_optimizer() before fleet.init_worker(). Do not step in "
+                "backward()."
             )
 
     def barrier_worker(self) -> None:
@@ -174,7 +184,8 @@ class TrainerRuntime(Runtime):
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         def prepare(batch: AnyBatch) -> None:
             worker = self._training("prefetch")
-            worker.prefetch(ids_by_module(ids(batch), [each.module for each in worker.layout.sparse]))
+            served = [*(each.module for each in worker.layout.sparse), *worker.layout.collections]
+            worker.prefetch(ids_by_module(ids(batch), served))
 
         yield from prefetched(batches, prepare, self._training("prefetch").begin_prefetch())
 
@@ -185,9 +196,9 @@ class TrainerRuntime(Runtime):
         configs = self.strategy.asynchronous() if self.strategy.a_sync else None
         if (configs is not None and configs.k_steps) or self.strategy.dense == "allreduce":
             raise NotSupportedError(
-                "fleet.stream() counts records by the pushes of their gradients; geo training sends changes "
-                'of several steps, and with dense="allreduce" every trainer needs as many batches: use sync '
-                "or async training with dense values on the servers"
+                "fleet.stream() counts records by the pushes of their gradients. Geo training sends changes "
+                'of several steps, and with dense="allreduce" every trainer needs equally many batches. Use '
+                "sync or async training with dense values on the servers."
             )
         return self._training("stream")
 
@@ -232,8 +243,8 @@ class TrainerRuntime(Runtime):
         worker = self._complete("publish")
         if not self.strategy.ps().publish:
             raise UsageError(
-                'fleet.publish() needs a folder or URL for the versions: set strategy.ps_configs "publish" '
-                "before fleet.is_server() is called"
+                "fleet.publish() needs a directory or URL for the versions. Set strategy.ps_configs "
+                '"publish" before fleet.is_server() is called.'
             )
         return worker.publish(self._not_served(buffers=True) if buffers else {})
 
@@ -279,32 +290,22 @@ class TrainerRuntime(Runtime):
         else:
             self._joined.step(optimizer, overflow=overflow)
 
-    def has_rows(self, optimizer: ServedOptimizer) -> bool:
-        return self._worker is not None and self._worker.has_rows(self._weights.get(id(optimizer)))
-
-    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
-        worker = self._training("distributed_scaler(...).unscale_")
-        return worker.unscale_rows(self._weights.get(id(optimizer)), scale)
-
     def agree(self, overflow: bool) -> bool:
         return self._training("distributed_scaler(...).unscale_").agree(overflow)
-
-    def _rows_of(self, optimizer: ServedOptimizer) -> object:
-        return None if self._worker is None else self._worker.row_state(self._weights.get(id(optimizer)))
 
     def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
         """Drop the gradients of the optimizer's embeddings. If a push still needs them, drop them after the
         push.
         """
-        drop = partial(self._drop_rows, self._weights.get(id(optimizer)), set_to_none)
+        drop = partial(self._drop_rows, optimizer, set_to_none)
         if self._joined is not None and self._joined.stepped(optimizer):
             self._after_push.append(drop)
         else:
             drop()
 
-    def _drop_rows(self, weights: set[int] | None, set_to_none: bool) -> None:
-        if self._worker is not None:
-            self._worker.drop_rows(weights, set_to_none=set_to_none)
+    def _drop_rows(self, optimizer: ServedOptimizer, set_to_none: bool) -> None:
+        for group in optimizer.groups:
+            group.drop_gradients(set_to_none=set_to_none)
 
     def _push(self, overflow: bool) -> None:
         """Push the gradients of several optimizers."""
@@ -327,34 +328,36 @@ class TrainerRuntime(Runtime):
         """
         worker = self._training(call)
         now = {} if self._model is None else dict(self._model.named_parameters())
-        if gone := [name for name, each in self._dense.items() if now.get(name) is not each]:
+        if replaced := [name for name, each in self._dense.items() if now.get(name) is not each]:
             raise UsageError(
-                f"parameter {gone[0]!r} was replaced after fleet.init_worker(), and the servers have the "
-                "former one; write into the parameter instead (copy_, or load_state_dict of the module)"
+                f"Parameter {replaced[0]!r} was replaced after fleet.init_worker(), but the servers have the "
+                "original one. Write into the parameter instead (copy_, or load_state_dict of the module)."
             )
         return worker
 
     def _training(self, call: str) -> Worker:
         self._expect(_Phase.TRAINING, call)
-        if self._worker is None:
+        if self.worker is None:
             raise AssertionError("a trainer in training has no worker")
-        return self._worker
+        return self.worker
 
     def _expect(self, phase: _Phase, call: str) -> None:
         if self._phase is not phase:
             when = "between fleet.init_worker() and fleet.stop_worker()"
             if phase is _Phase.NEW:
                 when = "before fleet.init_worker()"
-            raise UsageError(f"call fleet.{call}() {when}; {self._phase.value}")
+            raise UsageError(
+                f"fleet.{call}() was called at the wrong time: {self._phase.value}. Call it {when}."
+            )
 
     def _leave_at_exit(self) -> None:
         # A script that ends without stop_worker has finished. A script that failed has not, and other
         # trainers must see the failure.
-        if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
+        if self._phase is _Phase.TRAINING and self.worker is not None and not failed():
             self._phase = _Phase.STOPPED
-            self._push_the_rest(self._worker)
-            if not self._worker.interrupted:
-                self._worker.leave()
+            self._push_the_rest(self.worker)
+            if not self.worker.interrupted:
+                self.worker.leave()
 
     def _push_the_rest(self, worker: Worker) -> None:
         """Push the gradients that are merged or kept for later. Raises ServerError if that is impossible. The
@@ -366,7 +369,7 @@ class TrainerRuntime(Runtime):
             worker.flush()
         except FleetError as error:
             raise ServerError(
-                f"the last gradients of this trainer could not be pushed at its exit: {error}"
+                f"The last gradients of this trainer could not be pushed at its exit: {error}"
             ) from error
 
 

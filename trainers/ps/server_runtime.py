@@ -22,6 +22,7 @@ from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import FullError, start_of, torch_memory
 from trainers.ps.tables.warm import warm_up_server
 from trainers.ps.trainer.layout import check_supported
+from trainers.ps.trainer.torchrec import unwrapped
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
 from trainers.runtime import Runtime
@@ -39,7 +40,7 @@ class ServerRuntime(Runtime):
     """The runtime of a server. It returns model and optimizer unchanged. Trainers define the tables."""
 
     is_server = True
-    refuses = "was called on a server; move the trainers' code under `if fleet.is_worker():`"
+    refuses = "was called on a server. Move the trainers' code under `if fleet.is_worker():`."
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         super().__init__(identity, strategy)
@@ -49,8 +50,10 @@ class ServerRuntime(Runtime):
         return model
 
     def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
-        check_supported(optimizer)
-        return _OptimizerOfServer(optimizer)
+        inner = unwrapped(optimizer)
+        for each in inner:
+            check_supported(each)
+        return _OptimizerOfServer(inner[0])
 
     def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
         return ServedScaler(scaler)
@@ -60,8 +63,8 @@ class ServerRuntime(Runtime):
             raise UsageError("fleet.init_server() was called twice")
         if var_names is not None and (isinstance(var_names, str) or not var_names or dirname is None):
             raise UsageError(
-                f"fleet.init_server was given var_names={var_names!r}; give it a dirname and a list of "
-                "tables and parameters in that save, or neither"
+                f"fleet.init_server() was given var_names={var_names!r}. Pass a dirname and a list of "
+                "tables and parameters in it, or neither."
             )
         with _enough_memory():
             self._server = self._make_server(dirname, var_names)
@@ -107,6 +110,5 @@ def _enough_memory() -> Iterator[None]:
             yield
     except MemoryError as error:
         raise FullError(
-            f"this server has no memory left ({error or 'MemoryError'}); start more servers, or give them "
-            "more memory"
+            f"This server has no memory left ({error or 'MemoryError'}). Start more servers, or add memory."
         ) from error

@@ -80,7 +80,7 @@ def _own_address(endpoint: str) -> str:
         found = socket_module.getaddrinfo(host, port, type=socket_module.SOCK_STREAM)
     except (OSError, ValueError) as error:
         raise ServerError(
-            f"this server's endpoint is {endpoint!r}, which is not host:port: {error}"
+            f"The endpoint of this server is {endpoint!r}, which is not host:port: {error}"
         ) from error
     return f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
 
@@ -95,9 +95,9 @@ class Authenticator:
     def __init__(self, socket: Socket, keys: CurveKeys) -> None:
         self._socket = socket
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        asked, told = zap_socket(socket.context), monitor_socket(socket, Strangers.EVENTS)
+        asked, events = zap_socket(socket.context), monitor_socket(socket, Strangers.EVENTS)
         self._thread = threading.Thread(
-            target=self._run, args=(asked, told, keys), name="authenticator", daemon=True
+            target=self._run, args=(asked, events, keys), name="authenticator", daemon=True
         )
         self._thread.start()
 
@@ -108,18 +108,18 @@ class Authenticator:
         self._thread.join()
         os.close(self._stop)
 
-    def _run(self, asked: Socket, told: Socket, keys: CurveKeys) -> None:
+    def _run(self, asked: Socket, events: Socket, keys: CurveKeys) -> None:
         strangers = Strangers(lambda fd, acked: acked >= CURVE_READY_BYTES)
         poller = zmq.Poller()
-        for each in (self._stop, asked, told):
+        for each in (self._stop, asked, events):
             poller.register(each, zmq.POLLIN)
         while self._stop not in (ready := dict(poller.poll(math.ceil(strangers.check() * 1000) or None))):
             if asked in ready:
                 asked.send_multipart(zap_reply(asked.recv_multipart(), keys))
-            if told in ready:
-                strangers.happened(*MONITOR_EVENT.unpack(told.recv_multipart()[0]))
+            if events in ready:
+                strangers.happened(*MONITOR_EVENT.unpack(events.recv_multipart()[0]))
         asked.close()
-        told.close()
+        events.close()
 
 
 class Newcomers:
@@ -139,7 +139,7 @@ class Newcomers:
         connection.
         """
         self._update()  # first, because a new connection may have the descriptor of an old one
-        new = self._strangers.heard(int(frames[-1].get(zmq.SRCFD)))
+        new = self._strangers.recognize(int(frames[-1].get(zmq.SRCFD)))
         return new and not any(frame.buffer.nbytes for frame in frames)
 
     def check(self) -> float:
@@ -185,8 +185,8 @@ def bind_to(socket: Socket, endpoint: str) -> None:
         socket.bind(address)
     except zmq.ZMQError as error:
         raise ServerError(
-            f"this server cannot listen on {endpoint}: {error.strerror}; "
-            "another process may have the port, or the address is not this host's"
+            f"This server cannot listen on {endpoint}: {error.strerror}. Either another process uses the "
+            "port, or the address belongs to another node."
         ) from error
 
 

@@ -29,6 +29,8 @@ MAGIC = b"FLPS"
 VERSION = 5
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
+MAX_PART_BYTES = 8 << 30
+"""The most bytes of a part. A part of more than MAX_FRAME_BYTES has several frames."""
 MAX_COLS = 512
 OWN_FRAME_BYTES = 65_536
 """A part of at least this size has its own frame. pyzmq copies smaller frames in any case."""
@@ -76,8 +78,8 @@ class Kind(IntEnum):
     SHRUNK = 21  # in a write-ahead log only: the last SHRINK has ended, and budgets evict rows again
     # From the publisher. Cut the tables, in sync mode as of step `number`. TEXT is a SaveRequest. In the
     # answer, `number` is the server's step, which is later if the server has passed the requested step. With
-    # the code MISMATCH, the server cannot list the changes. A request without a TEXT only gets the answer. In
-    # a server's write-ahead log, the version TEXT was cut.
+    # the code MISMATCH, the server cannot list the changes. A request without a TEXT only gets the answer.
+    # Its `number` is the last committed version. In a server's write-ahead log, the version TEXT was cut.
     PUBLISH = 22
     WRITTEN = 23  # from the publisher: answer when the part TEXT is written. Answer: TEXT, its record
     PUBLISHED = 24  # from the publisher: the version TEXT was committed (`number` 1) or abandoned (0)
@@ -89,11 +91,19 @@ class Kind(IntEnum):
     POSITIONS = 27
     # From anyone. Read the entries of KEYS in the table TEXT, and change nothing. Answer: TEXT, JSON.
     LOOK = 28
+    # In a server's write-ahead log only. TEXT summarizes the tables, for recovery to compare.
+    SUMMARY = 30
     SKIP = 29  # the sender's next push is for step `number`, and no trainer waits for its earlier pushes
 
 
 NO_TRAINER = (1 << 32) - 1
 """The rank of a sender that is not a trainer."""
+
+
+def route_of(name: str, incarnation: int) -> bytes:
+    """Return the routing id of a sender's connections."""
+    return f"{name.replace(' ', '-')}-{incarnation:x}".encode()
+
 
 INITIAL, LOADED = 0, 1
 """The two uses of an ASSIGN. INITIAL carries the first values. LOADED carries values that replace them and
@@ -137,14 +147,18 @@ class Code(IntEnum):
     NO_MEMORY = 14
 
 
-class WireError(Exception):
-    """An error for bytes that are not a message of this protocol. `code` goes to the sender if an answer is
-    possible.
-    """
+class CodedError(Exception):
+    """An error that becomes a REFUSED reply with this code and text."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class WireError(CodedError):
+    """An error for bytes that are not a message of this protocol. The sender is told if an answer is
+    possible.
+    """
 
 
 _DTYPES = {1: torch.float32, 2: torch.int64, 3: torch.uint8, 4: torch.float16, 5: torch.bfloat16}
@@ -266,9 +280,11 @@ def encode(message: Message, *, stored: bool = False) -> list[Buffer]:
     for part in parts:
         body = _body(part.data)
         size = len(body)
+        if size > MAX_PART_BYTES and not stored:
+            raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_PART_BYTES >> 20} MB")
         if size > MAX_FRAME_BYTES and not stored:
-            raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
-        if size >= OWN_FRAME_BYTES:
+            own += [body[at : at + MAX_FRAME_BYTES] for at in range(0, size, MAX_FRAME_BYTES)]
+        elif size >= OWN_FRAME_BYTES:
             own.append(body)
         else:
             rest.append(body)
@@ -302,7 +318,7 @@ def _checksum(header: Buffer, rest: Buffer, own: Iterable[Buffer]) -> int:
 def decode(frames: Sequence[Buffer], *, stored: bool = False) -> Message:
     """Return the message in these frames, with consistent lengths, types and shapes.
 
-    `stored` has the same meaning as in `encode`. Raise WireError for invalid frames.
+    `stored` has the same meaning as in `encode`. Raises WireError for invalid frames.
     """
     if not frames or len(frames[0]) < _HEADER.size:
         raise WireError(Code.BAD_MESSAGE, "the header is missing")
@@ -315,7 +331,7 @@ def decode(frames: Sequence[Buffer], *, stored: bool = False) -> Message:
     if version != VERSION:
         raise WireError(Code.BAD_VERSION, f"its protocol version is {version}, not {VERSION}")
     if (count > MAX_PARTS and not stored) or _HEADER.size + count * _PART.size > len(first):
-        raise WireError(Code.BAD_MESSAGE, f"the header announces {count} parts, which are not all there")
+        raise WireError(Code.BAD_MESSAGE, f"the header announces {count} parts, but some are missing")
     with memoryview(first) as view:
         if checksum != _checksum(view[: _UNSUMMED.size], view[_HEADER.size :], frames[1:]):
             raise WireError(Code.BAD_MESSAGE, "the checksum is wrong")
@@ -339,12 +355,14 @@ def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer], stored: b
             parts.append(_part(entry, form, first, at))
             at += size + -size % 8
         else:
-            if taken == len(own) or len(own[taken]) != size:
-                raise WireError(Code.BAD_SHAPE, f"there is no frame of {size} bytes for a part")
-            parts.append(_part(entry, form, own[taken]))
-            taken += 1
+            frames = 1 if stored else -(-size // MAX_FRAME_BYTES)
+            mine = own[taken : taken + frames]
+            if sum(map(len, mine)) != size:
+                raise WireError(Code.BAD_SHAPE, f"a part of {size} bytes has no frame")
+            parts.append(_part(entry, form, mine[0] if frames == 1 else bytearray().join(mine)))
+            taken += frames
     if at != len(first) or taken != len(own):
-        raise WireError(Code.BAD_SHAPE, "there are more bytes than the parts need")
+        raise WireError(Code.BAD_SHAPE, "the message has more bytes than the parts need")
     return tuple(parts)
 
 

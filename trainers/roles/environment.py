@@ -11,16 +11,19 @@ that contradict each other.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 from fleetrun.aliases import Environ, Strings
 from fleetrun.envs import contract, mpi
-from fleetrun.envs.channels import inside_container
+from fleetrun.envs.channels import CONTAINER_VARIABLE, inside_container
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import EVALUATOR, Identity
-from trainers.roles.parsing import Variables, apart, endpoints, position
+from trainers.roles.parsing import Variables, apart, endpoints, position, whole
 
 # ---- The identity from the variables of Paddle's launchers, and of platforms that start Paddle's jobs
 
@@ -35,15 +38,15 @@ def has_paddles_variables(environ: Environ) -> bool:
 
 def paddle_identity(environ: Environ) -> Identity:
     """Return the identity. Raises UsageError for variables that are missing, malformed or contradictory."""
-    found = Variables(environ, "TRAINING_ROLE or PADDLE_TRAINER_ID is; Paddle's launchers set all of them")
+    found = Variables(
+        environ, "TRAINING_ROLE or PADDLE_TRAINER_ID is set. Paddle's launchers set all of these variables."
+    )
     servers = endpoints(_PADDLE_SERVERS, found.listed(_PADDLE_SERVERS))
     trainers = endpoints(_PADDLE_TRAINERS, found.listed(_PADDLE_TRAINERS))
     apart(servers, trainers, (_PADDLE_SERVERS, _PADDLE_TRAINERS))
     role = environ.get("TRAINING_ROLE") or "TRAINER"
     if role not in ("TRAINER", "PSERVER"):
-        raise NotSupportedError(
-            f"TRAINING_ROLE is {role!r}; this version of trainers runs TRAINER and PSERVER"
-        )
+        raise NotSupportedError(f"TRAINING_ROLE is {role!r}; trainers supports TRAINER and PSERVER")
     if environ.get("TRAINING_ROLE"):
         found.text(_PADDLE_SERVERS)  # only jobs with servers have roles
     count = _trainers_num(found, trainers)
@@ -71,14 +74,14 @@ def _trainers_num(found: Variables, trainers: Strings) -> int:
             f"PADDLE_TRAINERS_NUM is {count}, but {_PADDLE_TRAINERS} has {len(trainers)} endpoints"
         )
     if not count:
-        raise UsageError("PADDLE_TRAINERS_NUM is 0; a job has at least one trainer")
+        raise UsageError("PADDLE_TRAINERS_NUM is 0; it must be at least 1")
     return count
 
 
 def _trainer_index(found: Variables, trainers: Strings, count: int) -> int:
     index = found.number("PADDLE_TRAINER_ID")
     if index >= count:
-        raise UsageError(f"PADDLE_TRAINER_ID is {index} of {count} trainers; they are counted from 0")
+        raise UsageError(f"PADDLE_TRAINER_ID is {index}; it must be from 0 to {count - 1}")
     own = found.environ.get("PADDLE_CURRENT_ENDPOINT")
     if own and trainers and trainers[index] != own:
         raise UsageError(
@@ -88,9 +91,9 @@ def _trainer_index(found: Variables, trainers: Strings, count: int) -> int:
     for name, mine in (("RANK", index), ("WORLD_SIZE", count)):
         if found.environ.get(name) not in (None, "", str(mine)):
             raise UsageError(
-                f"{name} is {found.environ[name]!r}, but by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM it is "
-                f"{mine}: two launchers contradict each other. Unset the variables of one, or give "
-                "fleet.init a role maker"
+                f"{name} is {found.environ[name]!r}, but PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM mean "
+                f"{mine}, so two launchers contradict each other. Unset the environment variables of one "
+                "launcher, or pass a role maker to fleet.init."
             )
     return index
 
@@ -109,8 +112,8 @@ def _paddle_master(found: Variables, trainers: Strings, count: int) -> str:
 
     With a single trainer and no TRAINING_ROLE, the result is empty.
     """
-    told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
-    master = (told or trainers or ("",))[0]
+    given = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
+    master = (given or trainers or ("",))[0]
     return master if count > 1 or found.environ.get("TRAINING_ROLE") else ""
 
 
@@ -176,8 +179,8 @@ def mpi_master(process: MpiProcess, environ: Environ) -> str:
     master = process.master
     if master is None:
         raise UsageError(
-            f"mpirun started {process.size} processes on several machines, and nothing says where they "
-            "can meet: set PADDLE_MASTER=host:port to the host of the first of them"
+            f"mpirun started {process.size} processes on several nodes, which need an address to connect "
+            "at. Set PADDLE_MASTER=host:port to the node of the first process."
         )
     return master
 
@@ -202,11 +205,13 @@ def _of_mpi(environ: Environ) -> Identity:
 
 
 def _of_torchrun(environ: Environ) -> Identity:
-    needed = Variables(environ, "RANK or WORLD_SIZE is; torchrun and fleetrun set all of them")
+    needed = Variables(
+        environ, "RANK or WORLD_SIZE is set. torchrun and fleetrun set all of these variables."
+    )
     host, port = needed.text("MASTER_ADDR").strip("[]"), needed.number("MASTER_PORT")
     rank, size = needed.number("RANK"), needed.number("WORLD_SIZE")
     if rank >= size:
-        raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}; ranks go from 0 to WORLD_SIZE - 1")
+        raise UsageError(f"RANK is {rank}, but WORLD_SIZE is {size}; ranks are from 0 to {size - 1}")
     return Identity(
         index=rank,
         worker_num=size,
@@ -219,46 +224,44 @@ def _of_torchrun(environ: Environ) -> Identity:
 
 
 def _of_fleetrun(environ: Environ) -> Identity:
-    try:
-        member = contract.read(environ)
-    except contract.ContractError as error:
-        raise UsageError(str(error)) from error
-    if member.role is contract.Role.EVALUATOR:
-        return _of_evaluator(member)
-    if member.role not in (contract.Role.SERVER, contract.Role.TRAINER):
-        raise NotSupportedError(
-            f"this process is a {member.role}; this version of trainers runs servers and trainers"
-        )
-    cluster = member.cluster
-    return Identity(
-        index=member.rank,
-        worker_num=len(cluster.trainers),
-        trainers=cluster.trainers,
-        servers=cluster.servers,
-        is_server=member.role is contract.Role.SERVER,
-        launched_as_ps=cluster.mode.has_servers,
-        local_rank=member.local_rank,
-        master=cluster.master,
-        device=_first_gpu(member),
-        backend=member.backend,
-        restart_count=member.restart_count,
-        source="fleetrun",
-        scratch=f"{member.log_dir}/ps.{member.pod}",
-    )
-
-
-def _of_evaluator(member: contract.Member) -> Identity:
-    """Return a process on its own, without a rank among the trainers. Servers do not wait for it."""
-    return Identity(
-        device=_first_gpu(member),
-        restart_count=member.restart_count,
+    given = Variables(_with_long_values(environ), "FLEETRUN_CONTAINER is set. fleetrun sets both.")
+    pod, _, rest = given.text(CONTAINER_VARIABLE).partition(".")
+    role, _, rank = rest.rpartition(".")
+    common = Identity(
+        device=given.first("FLAGS_selected_gpus"),
+        restart_count=given.number("PADDLE_RESTART_COUNT"),
         source=EVALUATOR,
-        scratch=f"{member.log_dir}/ps.{member.pod}",
+        scratch=f"{given.text('PADDLE_LOG_DIR')}/ps.{pod}",
+    )
+    if role == contract.Role.EVALUATOR:
+        return common  # a process on its own, without a rank among the trainers; servers do not wait for it
+    if role not in (contract.Role.SERVER, contract.Role.TRAINER):
+        raise NotSupportedError(f"This process is a {role}, but trainers supports only servers and trainers.")
+    trainers = tuple(given.listed(_PADDLE_TRAINERS))
+    return replace(
+        common,
+        index=whole(CONTAINER_VARIABLE, rank),
+        worker_num=len(trainers),
+        trainers=trainers,
+        servers=tuple(given.listed(_PADDLE_SERVERS)),
+        is_server=role == contract.Role.SERVER,
+        launched_as_ps="TRAINING_ROLE" in environ,
+        local_rank=whole("FLEETRUN_LOCAL", given.text("FLEETRUN_LOCAL").partition("/")[0]),
+        master=given.text("FLEETRUN_MASTER"),
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        source="fleetrun",
     )
 
 
-def _first_gpu(member: contract.Member) -> int | None:
-    return member.devices[0] if member.devices and member.device_kind == "gpu" else None
+def _with_long_values(environ: Environ) -> Environ:
+    """Add the variables that fleetrun writes into a file, because an environment cannot hold them."""
+    path = environ.get(contract.LONG_VALUES_VARIABLE)
+    try:
+        return {**json.loads(Path(path).read_text()), **environ} if path else environ
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"cannot read the file {path!r} of {contract.LONG_VALUES_VARIABLE}: {error}"
+        ) from None
 
 
 # ---- The identity of this process for functions without a Fleet, from `fleet.init`, else from the

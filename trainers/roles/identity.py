@@ -51,9 +51,9 @@ class Identity:
         """Return `host:port` where workers meet. Raises UsageError if it is unknown."""
         if not self.master:
             raise UsageError(
-                f"the {self.worker_num} workers of this job have to meet, and {self.source} does not say "
-                "where; give UserDefinedRoleMaker worker_endpoints, set PADDLE_TRAINER_ENDPOINTS, or start "
-                "with fleetrun"
+                f"The {self.worker_num} workers of this job need an address to connect at, but "
+                f"{self.source} gives none. Pass worker_endpoints to UserDefinedRoleMaker, set "
+                "PADDLE_TRAINER_ENDPOINTS, or start with fleetrun."
             )
         return self.master
 

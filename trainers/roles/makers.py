@@ -102,8 +102,8 @@ class MPISymmetricRoleMaker:
         process = mpi_process(self._environ)
         if process is None:
             raise UsageError(
-                "MPISymmetricRoleMaker is for the processes of an mpirun, at least two of them, and mpirun "
-                "did not start this one so; start it with `mpirun -n 4 python train.py`, or with fleetrun"
+                "MPISymmetricRoleMaker needs at least two processes of one mpirun, but this process was "
+                "started in another way. Start it with `mpirun -n 4 python train.py`, or with fleetrun."
             )
         server = is_server(process)
         master = mpi_master(process, self._environ)
@@ -113,8 +113,8 @@ class MPISymmetricRoleMaker:
         except (RuntimeError, ValueError) as error:
             holder.close()
             raise FleetError(
-                f"the {process.size} processes of mpirun did not meet at {master}: {error}. "
-                "Set PADDLE_MASTER=host:port to a free port of the machine of the first"
+                f"The {process.size} processes of mpirun could not connect at {master}: {error}. Set "
+                "PADDLE_MASTER=host:port to a free port on the node of the first process."
             ) from error
         holder.detach()  # stays open for the life of the process, because closing it would free the port
         return placed(process, cards, self._environ.get("PADDLE_DISTRI_BACKEND"))
@@ -125,13 +125,13 @@ def is_server(process: MpiProcess) -> bool:
 
     Raises UsageError for an odd number of processes.
     """
-    number, what, count = process.local_rank, "on this machine", process.local_size
+    number, what, count = process.local_rank, "on this node", process.local_size
     if not count:
         number, what, count = process.rank, "in all", process.size
     if count % 2:
         raise UsageError(
-            f"MPISymmetricRoleMaker makes every second process a server, and mpirun started {count} {what}; "
-            "start an even number on each machine"
+            f"MPISymmetricRoleMaker makes every second process a server, but mpirun started {count} {what}. "
+            "Start an even number on each node."
         )
     return number % 2 == 0
 
@@ -189,7 +189,7 @@ def own_host(process: MpiProcess, master: str, environ: Environ) -> str:
         if address is not None and not address.startswith("127.") and address != "::1":
             return f"[{address}]" if ":" in address else address
     raise UsageError(
-        f"{socket.gethostname()} cannot tell under which address the other machines reach it; set POD_IP"
+        f"{socket.gethostname()} cannot find the address at which other nodes reach it. Set POD_IP."
     )
 
 
@@ -218,8 +218,8 @@ def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) 
     collective = bool(getattr(chosen, "is_collective", is_collective))
     if is_collective and not collective:
         raise UsageError(
-            f"fleet.init(is_collective=True), but its {type(chosen).__name__} is for parameter servers; "
-            "make a role maker with is_collective=True, or leave one of the two out"
+            f"fleet.init(is_collective=True) was given a {type(chosen).__name__} for parameter servers. "
+            "Create the role maker with is_collective=True, or remove one of the two."
         )
     identity = chosen.identity()
     _check_launch(collective, identity)
@@ -240,16 +240,16 @@ def choose(is_collective: bool, environ: Environ) -> RoleMaker:
 def _checked(role_maker: object) -> RoleMaker:
     if isinstance(role_maker, bool):
         raise UsageError(
-            f"fleet.init({role_maker}): the first argument is a role maker; write "
-            f"fleet.init(is_collective={role_maker})"
+            f"fleet.init was given {role_maker} as its role maker. Write "
+            f"fleet.init(is_collective={role_maker})."
         )
     if isinstance(role_maker, type):
         name = role_maker.__name__
-        raise UsageError(f"fleet.init was given the class {name}; give an object of it: {name}(...)")
+        raise UsageError(f"fleet.init was given the class {name}. Pass an object: {name}(...).")
     if not isinstance(role_maker, RoleMaker):
         raise UsageError(
-            f"fleet.init was given {role_maker!r} as its role maker; give a fleet.PaddleCloudRoleMaker, "
-            "UserDefinedRoleMaker or MPISymmetricRoleMaker, or any object with an identity() method"
+            f"fleet.init was given {role_maker!r} as its role maker. Pass a fleet.PaddleCloudRoleMaker, "
+            "UserDefinedRoleMaker or MPISymmetricRoleMaker, or any object with an identity() method."
         )
     return role_maker
 
@@ -257,20 +257,20 @@ def _checked(role_maker: object) -> RoleMaker:
 def _check_launch(is_collective: bool, identity: Identity) -> None:
     if is_collective and identity.launched_as_ps:
         raise UsageError(
-            "fleet.init(is_collective=True), but this job was started with parameter servers; "
-            "start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)"
+            "fleet.init(is_collective=True) was called, but this job was started with parameter servers. "
+            "Start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)."
         )
     if not is_collective and identity.source == EVALUATOR:
         raise UsageError(
-            "fleet.init(is_collective=False) in an evaluator, which has no part in the training and no "
-            "servers; call fleet.init(is_collective=True), which makes it a job of its own, and load what "
-            "the trainers save"
+            "fleet.init(is_collective=False) was called in an evaluator, which does not train and has no "
+            "servers. Call fleet.init(is_collective=True), and load the files that the trainers save."
         )
     if not is_collective and not identity.servers:
-        also = "take fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
+        also = "use fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
         raise UsageError(
-            f"fleet.init(is_collective=False) needs parameter servers, and {identity.source} has none; {also}"
-            "start with `fleetrun --server_num=1 --trainer_num=2`, or call fleet.init(is_collective=True)"
+            f"fleet.init(is_collective=False) needs parameter servers, but {identity.source} has none. You "
+            f"can {also}start with `fleetrun --server_num=1 --trainer_num=2`, or call "
+            "fleet.init(is_collective=True)."
         )
 
 
@@ -318,7 +318,7 @@ class UserDefinedRoleMaker:
 
         PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and PADDLE_RESTART_COUNT add the rest.
         """
-        told = Variables(self._environ, "it is needed")
+        given = Variables(self._environ, "it is needed")
         here = self._servers if self._role is Role.SERVER else self._workers
         return Identity(
             index=self._index,
@@ -329,9 +329,9 @@ class UserDefinedRoleMaker:
             launched_as_ps=not self.is_collective,
             local_rank=position(here[self._index], here) if here else self._index,
             master=self._workers[0] if self._workers and self._worker_num > 1 else "",
-            device=told.first("FLAGS_selected_gpus"),
+            device=given.first("FLAGS_selected_gpus"),
             backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
-            restart_count=told.number("PADDLE_RESTART_COUNT", 0),
+            restart_count=given.number("PADDLE_RESTART_COUNT", 0),
             source=_WHO,
         )
 
@@ -339,26 +339,26 @@ class UserDefinedRoleMaker:
         flag(f"{_WHO} is_collective", self.is_collective)
         if self.is_collective and (self._servers or self._role is Role.SERVER):
             raise UsageError(
-                f"{_WHO} is_collective is True, and there are server_endpoints or the role is SERVER; "
-                "collective jobs have workers only"
+                f"{_WHO} is_collective is True, but it has server_endpoints or the role SERVER. Collective "
+                "jobs have only workers. Remove these arguments."
             )
         if not self.is_collective and not self._servers:
             raise UsageError(
-                f"{_WHO} has no server_endpoints; give those of all servers, or is_collective=True"
+                f"{_WHO} has no server_endpoints. Pass the endpoints of all servers, or is_collective=True."
             )
 
     def _count(self, worker_num: int) -> int:
         whole(f"{_WHO} worker_num", worker_num, 0)
         known = len(self._workers)
         if worker_num and known and worker_num != known:
-            raise UsageError(f"{_WHO} worker_num is {worker_num}, but there are {known} worker_endpoints")
+            raise UsageError(f"{_WHO} worker_num is {worker_num}, but it has {known} worker_endpoints")
         count = worker_num or known
         if not count:
-            raise UsageError(f"{_WHO} has neither worker_num nor worker_endpoints; give one of them")
+            raise UsageError(f"{_WHO} has neither worker_num nor worker_endpoints. Pass one of them.")
         if self.is_collective and count > 1 and not known:
             raise UsageError(
-                f"{_WHO} has {count} collective workers and no worker_endpoints; give them, the workers meet "
-                "at the first"
+                f"{_WHO} has {count} collective workers but no worker_endpoints. Pass them. The workers "
+                "connect at the first endpoint."
             )
         return count
 
@@ -368,7 +368,7 @@ class UserDefinedRoleMaker:
         count = len(self._servers) if self._role is Role.SERVER else self._worker_num
         if not 0 <= current_id < count:
             raise UsageError(
-                f"{_WHO} current_id is {current_id}; {self._role.name}s of this job are 0 to {count - 1}"
+                f"{_WHO} current_id is {current_id}; the {self._role.name}s of this job are 0 to {count - 1}"
             )
         return current_id
 

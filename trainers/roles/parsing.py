@@ -31,7 +31,7 @@ class Variables:
         """Return a whole number from 0 on. With a default, the variable may be unset."""
         if default is not None and name not in self.environ:
             return default
-        return _whole(name, self.text(name))
+        return whole(name, self.text(name))
 
     def listed(self, name: str) -> list[str]:
         """Return the parts between commas, or an empty list if the variable is unset."""
@@ -40,10 +40,11 @@ class Variables:
     def first(self, name: str) -> int | None:
         """Return the first of whole numbers between commas, or None if the variable is unset."""
         listed = self.listed(name)
-        return _whole(name, listed[0]) if listed else None
+        return whole(name, listed[0]) if listed else None
 
 
-def _whole(name: str, value: str) -> int:
+def whole(name: str, value: str) -> int:
+    """Return the whole number from 0 on that the variable `name` has."""
     if not (value.isascii() and value.isdigit()):
         raise UsageError(f"{name} is {value!r}; it must be a whole number")
     return int(value)
@@ -69,7 +70,7 @@ def endpoints(name: str, given: Sequence[str] | None) -> Strings:
             raise UsageError(f'{name} has {endpoint!r}; an endpoint is "host:port", with a port up to 65535')
     twice = sorted({endpoint for endpoint in given if given.count(endpoint) > 1})
     if twice:
-        raise UsageError(f"{name} has {twice[0]!r} twice; each process has an endpoint of its own")
+        raise UsageError(f"{name} has {twice[0]!r} twice; each process needs a different endpoint")
     return tuple(given)
 
 
@@ -77,7 +78,9 @@ def apart(servers: Sequence[str], workers: Sequence[str], names: tuple[str, str]
     """Raise UsageError if an endpoint is in both lists."""
     both = sorted(set(servers) & set(workers))
     if both:
-        raise UsageError(f"{both[0]!r} is in {names[0]} and in {names[1]}; each process has its own")
+        raise UsageError(
+            f"{both[0]!r} is in both {names[0]} and {names[1]}; each process needs a different endpoint"
+        )
 
 
 def position(own: str, among: Sequence[str]) -> int:

@@ -20,11 +20,11 @@ from dataclasses import asdict
 import xxhash
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, Where, open_folder
-from trainers.storage.manifest import FileRecord, ManifestError, is_name, opened, sealed
+from trainers.storage.manifest import FileRecord, ManifestError, opened, sealed
 from trainers.storage.publication import current, listed, publish, sweep, withdraw
 
 VERSION = 1
@@ -80,7 +80,7 @@ def write_bundle(
     except OSError as error:
         withdraw(folder, f"{kind}.json", written)
         raise SaveError(
-            f"{folder.where} could not be written: {error}. What was there before still counts"
+            f"{folder.where} could not be written: {error}. Its former content is still valid."
         ) from error
     if durable:  # only now, because the former files were the only complete ones until here
         sweep(folder, re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*").fullmatch, written)
@@ -113,16 +113,18 @@ def _content(
 ) -> Tensor:
     record = manifest.files.get(part)
     if record is None:
-        raise LoadError(f"{folder.where} has no {part}: it was saved without")
+        raise LoadError(
+            f"{folder.where} was saved without {part}. Save it with {part}, or do not load {part}."
+        )
     path = folder.path(record.name)
     try:
         content = folder.read(record.name, None if memory is None else memory(part, record.size))
     except OSError as error:
-        raise LoadError(f"{path} cannot be read, although the manifest names it: {error}") from error
+        raise LoadError(f"{path} cannot be read, although the manifest lists it: {error}") from error
     if len(content) != record.size or xxhash.xxh3_64_hexdigest(content.numpy().data) != record.xxh3_64:
         raise LoadError(
-            f"{path} is damaged: its size or checksum is not what the manifest says. Copy it again from "
-            "where it came, or save it again"
+            f"{path} is damaged: its size or checksum differs from the manifest. Copy it again from its "
+            "origin, or save it again."
         )
     return content
 
@@ -133,19 +135,20 @@ def _manifest(folder: Folder, kind: str) -> _Manifest:
         text = current(folder, name)
         if text is None:
             raise LoadError(
-                f"{folder.where} has no {name}, so there is no complete {_format(kind)} in it. It holds: "
+                f"{folder.where} has no {name}, so it has no complete {_format(kind)}. It has: "
                 f"{listed(folder.names())}"
             )
     except OSError as error:
         raise LoadError(f"{folder.path(name)} cannot be read: {error}") from error
     try:
-        body = opened(text, _format(kind), VERSION, whole=True)
-        files = {part: FileRecord(**record) for part, record in body["files"].items()}
-        if not all(is_name(record.name) for record in files.values()):
-            raise ManifestError("it names files outside of its folder")
-        return _Manifest(body["about"], files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return opened(text, _format(kind), VERSION, _manifest_of, whole=True)
+    except ManifestError as error:
         raise LoadError(f"{folder.path(name)} cannot be used: {error}") from error
+
+
+def _manifest_of(body: Document) -> _Manifest:
+    files = {part: FileRecord(**record) for part, record in body["files"].items()}
+    return _Manifest(body["about"], files)
 
 
 def _format(kind: str) -> str:

@@ -6,21 +6,13 @@ of the program maps these numbers to tables.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-
-class RowTable(Protocol):
-    """A table with rows for ids."""
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return (n, dim) rows for ids (n,) int64."""
-
-
-TABLES: dict[int, RowTable] = {}
-"""Tables by the numbers in programs."""
+TABLES: dict[int, Callable[[Tensor], Tensor]] = {}
+"""The functions that return (n, dim) rows for ids (n,) int64, by the numbers of tables in programs."""
 
 _LIBRARY = torch.library.Library("fleetrun", "DEF")  # type: ignore[no-untyped-call]  # torch's
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -34,8 +26,8 @@ def _rows(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) 
     """
     flat = ids.reshape(-1).to(torch.int64)
     if limit >= 0 and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < limit:
-        raise IndexError(f"an id is outside of the {limit} rows of its table")
-    return TABLES[int(table)].rows(flat).to(dtype).reshape(*ids.shape, dim)
+        raise IndexError(f"an id is outside the {limit} rows of its table")
+    return TABLES[int(table)](flat).to(dtype).reshape(*ids.shape, dim)
 
 
 def _shape(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) -> Tensor:

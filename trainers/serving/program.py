@@ -21,7 +21,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -79,8 +79,8 @@ class Bags(Module):
             fit = fit & (offsets[-1:] == rows.shape[0])
         torch._assert_async(
             fit.all() & (offsets[:1] == 0).all(),
-            "offsets must begin with 0, must not fall, and end within the ids, or at their end for means and "
-            "maxima of bags with include_last_offset",
+            "offsets must start with 0, must not decrease, and must end within the ids, or at their end for "
+            "means and maxima of bags with include_last_offset",
         )
         bag = torch.searchsorted(offsets.to(torch.int64), places, right=True)
         count = offsets.shape[0] - int(self._last)
@@ -127,7 +127,6 @@ _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # ---- Programs: a model's forward pass without its weights
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
 
 
 @frozen
@@ -139,7 +138,7 @@ class Program:
     """
 
     file: bytes
-    weights: Tensors
+    weights: dict[str, Tensor]
     inputs: list[Document]
 
 
@@ -187,7 +186,7 @@ class _Stateless(Module):
         self.__dict__["model"] = model  # not a submodule, because its weights would then be the program's own
         self._weights, self._positional, self._names = weights, positional, names
 
-    def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Any:
+    def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> object:
         values = dict(zip(self._weights, weights, strict=True))
         args = inputs[: self._positional]
         kwargs = dict(zip(self._names[self._positional :], inputs[self._positional :], strict=True))
@@ -210,14 +209,14 @@ def _named(model: Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
     if wrong or not tensors:
         has = f"{wrong[0]!r} in it" if wrong else "nothing in it"
         raise UsageError(
-            f"example_inputs has {has}; give a tensor, a tuple of tensors, or a dict of them by name"
+            f"example_inputs has {has}. Pass a tensor, a tuple of tensors, or a dict of tensors by name."
         )
     return names, tensors
 
 
 def _copied(model: Module, stand_ins: Mapping[Module, Module]) -> Module:
     """Copy the modules in eval mode, with the same tensors."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for module in model.modules():
         other = stand_ins.get(module, module)
         bag = type(other).forward is torch.nn.EmbeddingBag.forward
@@ -229,7 +228,7 @@ def _copied(model: Module, stand_ins: Mapping[Module, Module]) -> Module:
     return copied.eval()
 
 
-def _first_is_free(tensor: Tensor) -> dict[int, Any]:
+def _first_is_free(tensor: Tensor) -> dict[int, object]:
     return {0: torch.export.Dim.AUTO} if tensor.dim() else {}
 
 
@@ -254,9 +253,9 @@ def _expect_free(found: Sequence[Fields], inputs: Sequence[Tensor]) -> None:
     ]
     if fixed:
         raise NotSupportedError(
-            f"the model fixes the first size of input {fixed[0]['name']!r} at {fixed[0]['shape'][0]}, and "
-            "would serve batches of this size only: take it from the input's shape in forward(), or give "
-            "dynamic_shapes=() for a program of fixed shapes"
+            f"The model fixes the first size of input {fixed[0]['name']!r} at {fixed[0]['shape'][0]}, so it "
+            "could serve only batches of this size. Use the input's shape in forward(), or pass "
+            "dynamic_shapes=() for a program of fixed shapes."
         )
 
 
@@ -267,8 +266,9 @@ def _file_of(exported: torch.export.ExportedProgram) -> bytes:
     content = file.getvalue()
     if suspects := dangers(content):
         raise NotSupportedError(
-            f"the program has parts that are not safe to load ({', '.join(suspects[:3])}): constants that "
-            "are not plain tensors, for example, are kept as pickle; make them buffers, or numbers"
+            f"The program has parts that are not safe to load ({', '.join(suspects[:3])}). For example, "
+            "torch stores constants that are not plain tensors as pickle. Convert them to buffers or "
+            "numbers."
         )
     return content
 

@@ -19,20 +19,19 @@ from trainers.errors import NotSupportedError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Buffer, Where
-from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, pack, unpack
+from trainers.storage.safetensors import TYPES, SafetensorsError, Tensors, pack, unpack
 
 KIND = "state"
 _SUFFIX = ".safetensors"
-Tensors = dict[str, Tensor]
 
 
 def safetensors(tensors: Mapping[str, Tensor]) -> tuple[str, Sequence[Buffer]]:
     """Return suffix and content of a file. Raises NotSupportedError for a type that the format lacks."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in EVERY_TYPE:
-            raise NotSupportedError(f"{name} is {tensor.dtype}, which safetensors files cannot hold")
+        if tensor.dtype not in TYPES:
+            raise NotSupportedError(f"{name} is {tensor.dtype}, which safetensors files do not support")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return _SUFFIX, pack(whole, {"format": "pt"}, EVERY_TYPE)
+    return _SUFFIX, pack(whole, {"format": "pt"})
 
 
 def is_divided(model: Module) -> bool:
@@ -80,7 +79,7 @@ def load_state(where: Where, model: Module, optimizer: Optimizer | None) -> None
     here = _tensors_of(plain.state_dict())
     saved, now = ({name: value.shape for name, value in each.items()} for each in (weights, here))
     if wrong := differences(saved, now):
-        raise LoadError(f"{bundle.where} is of another model: {wrong}")
+        raise LoadError(f"{bundle.where} has another model: {wrong}")
     if optimizer is not None:
         _expect_whole(optimizer, is_divided(plain))
         kept = OptimizerState(optimizer, plain)
@@ -91,7 +90,7 @@ def load_state(where: Where, model: Module, optimizer: Optimizer | None) -> None
 
 def _unpacked(bundle: Bundle, part: str) -> Tensors:
     try:
-        return unpack(bundle.contents[part], EVERY_TYPE)
+        return unpack(bundle.contents[part])
     except SafetensorsError as error:
         raise LoadError(f"{bundle.where}: its {part} cannot be used: {error}") from error
 
@@ -109,7 +108,9 @@ def _like(here: Tensor, whole: Tensor) -> Tensor:
 def _tensors_of(state: Fields) -> Tensors:
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise NotSupportedError(f"{name} in the model's state is not a tensor but {type(value).__name__}")
+            raise NotSupportedError(
+                f"{name} in the model's state is a {type(value).__name__}; it must be a tensor"
+            )
     return dict(state)
 
 
@@ -120,6 +121,6 @@ def _expect_whole(optimizer: Optimizer, sharded: bool) -> None:
         or hasattr(getattr(optimizer, "inner", None), "owned_params")
     ):
         raise NotSupportedError(
-            "the state of this optimizer is divided among the ranks (strategy.sharding); "
-            "fleet.save_checkpoint and fleet.load_checkpoint keep it"
+            "The ranks share the state of this optimizer (strategy.sharding). Use fleet.save_checkpoint and "
+            "fleet.load_checkpoint to keep it."
         )

@@ -27,18 +27,18 @@ from trainers.static.program import Data, Program, data
 
 __all__ = ["Data", "Executor", "Program", "data"]
 
-_NO_GRAPH = "nothing is recorded behind a script's back"
+_NO_GRAPH = "no program is recorded implicitly"
 _INSTEAD = {
-    "CPUPlace": 'a device is torch\'s: static.Executor("cpu")',
-    "CUDAPlace": 'a device is torch\'s: static.Executor("cuda:0")',
+    "CPUPlace": 'torch names devices: static.Executor("cpu")',
+    "CUDAPlace": 'torch names devices: static.Executor("cuda:0")',
     "CompiledProgram": "write static.Program(..., compile=True), which is torch.compile",
-    "default_main_program": f"{_NO_GRAPH}: pass the static.Program that you made",
-    "default_startup_program": "torch modules hold their first values when they are made: leave the run out",
-    "enable_static": "both styles work side by side: leave the call out",
-    "global_scope": "the values are in the model: model.state_dict()",
+    "default_main_program": f"{_NO_GRAPH}, so pass the static.Program that you created",
+    "default_startup_program": "torch modules get their first values when you create them, so remove the run",
+    "enable_static": "both styles work side by side, so remove the call",
+    "global_scope": "model.state_dict() has the values",
     "load_inference_model": "use trainers.inference.load_inference_model",
-    "nn": "layers are torch.nn's",
-    "program_guard": f"{_NO_GRAPH}: make as many static.Program as you like",
+    "nn": "use the layers of torch.nn",
+    "program_guard": f"{_NO_GRAPH}, so create as many static.Program objects as you need",
     "save_inference_model": "use fleet.save_inference_model",
 }
 

@@ -22,7 +22,7 @@ from trainers.data.slots import Bag, Batch
 from trainers.errors import UsageError
 from trainers.static.program import Data, Fed, Program, Values
 
-Feed: TypeAlias = Fields | Sequence[Any]
+Feed: TypeAlias = Fields | Sequence[object]
 """Values by the names of the feeds, or in the order of the program's feeds, as from a DataLoader."""
 Feeds: TypeAlias = Mapping[str, Fed]
 Prefetch: TypeAlias = Callable[[Iterable[Feeds]], Iterable[Feeds]]
@@ -53,7 +53,7 @@ class Executor:
         names that the network does not return.
         """
         if isinstance(fetch_list, str):
-            raise UsageError(f"fetch_list is a list of names, not {fetch_list!r}")
+            raise UsageError(f"fetch_list is {fetch_list!r}; it must be a list of names")
         device = self._place(program)
         given = _by_name(program.feeds, feed)
         moved = {each.name: _moved(each.checked(given[each.name]), device) for each in program.feeds}
@@ -80,7 +80,7 @@ class Executor:
         """
         if isinstance(program, Program) and program.optimizer is None:
             raise UsageError(
-                f"train_from_dataset was given a program for test: {program}; use infer_from_dataset"
+                f"train_from_dataset() was given a program for tests: {program}. Use infer_from_dataset()."
             )
         feeding = _Feeding(program, self._place(program), prefetch, printing.get("fetch_list", ()))
         ahead: Callable[[Iterable[Batch]], Iterable[Batch]] = feeding.ahead
@@ -105,14 +105,14 @@ class Executor:
     def _place(self, program: Program) -> torch.device:
         """Return the device of the feeds. Raises UsageError if the model is on another device."""
         if not isinstance(program, Program):
-            raise UsageError(f"the executor was given {program!r} to run; make a static.Program(...)")
+            raise UsageError(f"The executor was given {program!r} to run. Pass a static.Program(...).")
         first = next((each for each in program.model.parameters() if not each.is_meta), None)
         if first is None or self._device is None:
             return self._device or (torch.device("cpu") if first is None else first.device)
         if first.device.type != self._device.type or self._device.index not in (None, first.device.index):
             raise UsageError(
-                f"the program's model is on {first.device} and the executor on {self._device}; "
-                f'write model.to("{self._device}") before fleet.distributed_model'
+                f"The program's model is on {first.device}, but the executor is on {self._device}. Call "
+                f'model.to("{self._device}") before fleet.distributed_model().'
             )
         return first.device
 
@@ -149,8 +149,8 @@ class _Feeding:
     def _made(self, batch: Batch) -> Feeds:
         if not isinstance(batch, Batch):
             raise UsageError(
-                f"a data set gives trainers.data.slots.Batch, and this one a {type(batch).__name__}; "
-                "loop over it with exe.run(program, feed=...)"
+                "A data set returns trainers.data.slots.Batch, but this one returned a "
+                f"{type(batch).__name__}. Loop over it with exe.run(program, feed=...)."
             )
         return {feed.name: _moved(feed.of(batch), self._device) for feed in self._program.feeds}
 
@@ -171,13 +171,13 @@ def _by_name(feeds: Sequence[Data], feed: Feed) -> Fields:
         unknown = [name for name in feed if name not in names]
         if missing or unknown:
             wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(map(str, unknown))}"
-            raise UsageError(f"feed {wrong}; the program's feeds are {', '.join(names) or 'none'}")
+            raise UsageError(f"feed {wrong}. The program's feeds are {', '.join(names) or 'none'}.")
         return feed
     if not isinstance(feed, list | tuple) or len(feed) != len(names):
         count = f"{len(feed)} values" if isinstance(feed, list | tuple) else f"a {type(feed).__name__}"
         raise UsageError(
-            f"feed is {count}; give a dict, or a list in the order of the program's feeds: "
-            f"{', '.join(names) or 'none'}"
+            f"feed is {count}. Pass a dict, or a list in the order of the program's feeds: "
+            f"{', '.join(names) or 'none'}."
         )
     return dict(zip(names, feed, strict=True))
 
@@ -189,7 +189,7 @@ def _moved(fed: Fed, device: torch.device) -> Fed:
     return fed.to(device, non_blocking=device.type == "cuda")
 
 
-def _array(tensor: Tensor) -> Any:
+def _array(tensor: Tensor) -> object:
     """Return an array with its own memory, because the next step may change the fetched tensor."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Integers, Strings
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checks import is_whole
 from trainers.data.slots import Bag, Batch, Slot
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
+from trainers.shapes import Sizes, fits, shape_text
 
 # ---- Feeds
 
@@ -45,13 +46,13 @@ class Data:
     """A declared feed. See `data`."""
 
     name: str
-    shape: tuple[int | None, ...]
+    shape: Sizes
     dtype: torch.dtype
     lod_level: int
     joins: Strings
 
     def __str__(self) -> str:
-        kind = "any number of values per example" if self.lod_level else f"shape {_shown(self.shape)}"
+        kind = "any number of values per example" if self.lod_level else f"shape {shape_text(self.shape)}"
         return f"{self.name!r} ({_name(self.dtype)}, {kind})"
 
     @property
@@ -63,7 +64,7 @@ class Data:
         """
         if any(size is None for size in self.shape[1:]) or self.shape[:1] != (None,):
             raise UsageError(
-                f"feed {self} cannot be in a data set: only its first dimension may have any size"
+                f"feed {self} cannot come from a data set, because only the first dimension may have any size"
             )
         if self.lod_level:
             return (Slot(self.name, self.dtype, None),)
@@ -77,7 +78,7 @@ class Data:
         """Values per example."""
         return math.prod(size or 1 for size in self.shape[1:])
 
-    def checked(self, value: Any) -> Fed:
+    def checked(self, value: object) -> Fed:
         """Return a value to feed as a tensor.
 
         The value is an array or tensor of the declared type, or numbers, which are converted. The tensor
@@ -89,12 +90,12 @@ class Data:
         tensor = _tensor(value, self)
         if tensor.dtype != self.dtype:
             if isinstance(value, Tensor | np.ndarray) or not torch.can_cast(tensor.dtype, self.dtype):
-                raise self._unlike(f"{_name(tensor.dtype)}; cast it first")
+                raise self._unlike(f"{_name(tensor.dtype)}. Convert it first.")
             whole, tensor = tensor, tensor.to(self.dtype)
             if not self.dtype.is_floating_point and not torch.equal(tensor.to(whole.dtype), whole):
                 raise self._unlike(f"numbers from {whole.min()} to {whole.max()}")
-        if not _fits(tuple(tensor.shape), self.shape):
-            raise self._unlike(f"shape {_shown(tuple(tensor.shape))}")
+        if not fits(tensor.shape, self.shape):
+            raise self._unlike(f"shape {shape_text(tensor.shape)}")
         return tensor
 
     def of(self, batch: Batch) -> Fed:
@@ -110,9 +111,9 @@ class Data:
             tensor = tensor.reshape(sizes)
         return self.checked(tensor)
 
-    def _bag(self, value: Any) -> Bag:
+    def _bag(self, value: object) -> Bag:
         if not isinstance(value, Bag):
-            raise self._unlike(f"{_kind(value)}; give a trainers.data.slots.Bag of values and offsets")
+            raise self._unlike(f"{_kind(value)}. Pass a trainers.data.slots.Bag of values and offsets.")
         if value.values.dtype != self.dtype:
             raise self._unlike(f"values of {_name(value.values.dtype)}")
         return value
@@ -137,20 +138,24 @@ def data(
     UsageError for an invalid declaration.
     """
     if not isinstance(name, str) or not name:
-        raise UsageError(f"static.data has name {name!r}; a feed is found by its name")
+        raise UsageError(f"static.data was given the name {name!r}; it must be a non-empty text")
     found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in _DTYPES.values():
         raise UsageError(f"feed {name!r} has dtype {dtype!r}; it must be one of {', '.join(_DTYPES)}")
     if isinstance(shape, int | str) or not all(_is_size(size) for size in shape):
-        raise UsageError(f"feed {name!r} has shape {shape!r}; give sizes of at least 0, None for any size")
+        raise UsageError(f"feed {name!r} has shape {shape!r}; give sizes of at least 0, or None for any size")
     sizes = tuple(None if size in (None, -1) else size for size in shape)
     if lod_level not in (0, 1):
         raise UsageError(f"feed {name!r} has lod_level {lod_level!r}; 0 is a tensor and 1 a Bag")
     if lod_level and sizes not in ((None,), (None, 1)):
-        raise UsageError(f"feed {name!r} has lod_level 1 and shape {_shown(sizes)}; its shape is [None, 1]")
+        raise UsageError(
+            f"feed {name!r} has lod_level 1 and shape {shape_text(sizes)}; its shape is [None, 1]"
+        )
     made = Data(name, sizes, found, lod_level, tuple(joins) or (name,))
     if len(made.joins) > 1 and (len(sizes) != 2 or made._width % len(made.joins)):
-        raise UsageError(f"feed {made} joins {len(joins)} slots; its second size must be a multiple of that")
+        raise UsageError(
+            f"feed {made} joins {len(joins)} slots; its second size must be a multiple of {len(joins)}"
+        )
     return made
 
 
@@ -158,24 +163,15 @@ def _is_size(size: object) -> bool:
     return size is None or (is_whole(size) and size >= -1)
 
 
-def _tensor(value: Any, feed: Data) -> Tensor:
+def _tensor(value: object, feed: Data) -> Tensor:
     if isinstance(value, np.ndarray) and not value.flags.writeable:
         value = value.copy()  # torch has no read-only tensors
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise UsageError(
-            f"feed {feed} was given {_kind(value)}, of which torch makes no tensor: {problem}"
+            f"feed {feed} was given {_kind(value)}, which torch cannot convert into a tensor: {problem}"
         ) from problem
-
-
-def _fits(found: Integers, declared: tuple[int | None, ...]) -> bool:
-    same = len(found) == len(declared)
-    return same and all(wanted in (None, size) for size, wanted in zip(found, declared, strict=True))
-
-
-def _shown(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
 def _kind(value: object) -> str:
@@ -257,12 +253,12 @@ class Program:
         values = self._network(self.model, **feed)
         if not isinstance(values, Mapping):
             raise UsageError(
-                f"the network gave a {type(values).__name__}; it must give a dict of values by name"
+                f"The network returned a {type(values).__name__}; it must return a dict of values by name"
             )
         for name in fetch_list:
             if name not in values:
                 raise UsageError(
-                    f"fetch_list has {name!r}; the network gives {', '.join(values) or 'nothing'}"
+                    f"fetch_list has {name!r}, but the network returns {', '.join(values) or 'nothing'}"
                 )
         return values
 
@@ -270,11 +266,11 @@ class Program:
         loss = values.get(self.loss)
         if not isinstance(loss, Tensor):
             raise UsageError(
-                f"the program minimizes {self.loss!r}, and its network gives "
-                f"{', '.join(values) or 'nothing'}; name the one to minimize: Program(..., loss=...)"
+                f"The program minimizes {self.loss!r}, but its network returns "
+                f"{', '.join(values) or 'nothing'}. Name the value to minimize: Program(..., loss=...)"
             )
         if loss.numel() != 1:
-            raise UsageError(f"the loss {self.loss!r} has shape {list(loss.shape)}; take its mean first")
+            raise UsageError(f"The loss {self.loss!r} has shape {list(loss.shape)}. Return its mean instead.")
         return loss
 
     @staticmethod
@@ -339,15 +335,17 @@ def _check(model: Module, feeds: Sequence[Data], network: Network, optimizer: Op
         raise UsageError(f"Program needs a torch.optim optimizer, not {optimizer!r}")
     strange = [feed for feed in feeds if not isinstance(feed, Data)]
     if strange:
-        raise UsageError(f"feeds holds {strange[0]!r}; it is a list of static.data(name, shape, dtype)")
+        raise UsageError(
+            f"feeds contains {strange[0]!r}; it must be a list of static.data(name, shape, dtype)"
+        )
     names = [feed.name for feed in feeds]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise UsageError(f"feeds has {doubled[0]!r} twice; every feed needs a name of its own")
+        raise UsageError(f"feeds has {doubled[0]!r} twice; each feed needs a different name")
     try:
         inspect.signature(network).bind(model, **dict.fromkeys(names))
     except TypeError as problem:
         raise UsageError(
-            f"the network is called with the model and, by name, {', '.join(names) or 'no feeds'}; it does "
-            f"not take that: {problem}"
+            f"The network is called with the model and, by name, {', '.join(names) or 'no feeds'}, but does "
+            f"not accept these arguments: {problem}"
         ) from problem

@@ -26,21 +26,23 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def save_error(error: OSError, where: str, free: int | None) -> SaveError:
     """Return a SaveError for an OSError. `free` is the number of free bytes there, or None if unknown."""
     if error.errno in NO_SPACE:
-        room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
+        room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there"
         return SaveError(
-            f"the save to {where} was stopped and removed: {error.strerror}{room}. Free some space, raise "
-            "the quota or choose another folder; the former save is unchanged."
+            f"The save to {where} was stopped and removed: {error.strerror}{room}. Free some space, raise "
+            "the quota, or choose another directory. The former save is unchanged."
         )
     if isinstance(error, PermissionError):
         return SaveError(
-            f"no permission to save to {where}: {error}. Choose a folder that the servers can write to."
+            f"No permission to save to {where}: {error}. Choose a directory that the servers can write to."
         )
-    return SaveError(f"the save to {where} failed and was removed: {error}")
+    return SaveError(f"The save to {where} failed and was removed: {error}")
 
 
 def load_error(error: OSError, where: str) -> LoadError:
     if isinstance(error, FileNotFoundError):
-        return LoadError(f"{where} is missing, although the manifest lists it. Copy the whole folder again.")
+        return LoadError(
+            f"{where} is missing, although the manifest lists it. Copy the whole directory again."
+        )
     if isinstance(error, PermissionError):
-        return LoadError(f"no permission to read {where}: {error}")
+        return LoadError(f"No permission to read {where}: {error}")
     return LoadError(f"{where} cannot be read: {error}")

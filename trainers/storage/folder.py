@@ -40,7 +40,7 @@ def open_folder(where: Where) -> Folder:
     if "://" in text:
         return RemoteFolder(text)
     if not text:
-        raise UsageError("the folder of a save is an empty string; pass a path or a URL")
+        raise UsageError("The directory of a save is an empty string. Pass a path or a URL.")
     return LocalFolder(Path(text))
 
 

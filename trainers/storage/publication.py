@@ -16,7 +16,7 @@ from trainers.storage.folder import Folder
 
 
 def current(folder: Folder, manifest: str) -> bytes | None:
-    """Return the manifest of the directory, or None. Raises OSError."""
+    """Return the manifest of the directory, or None if the directory has none. Raises OSError."""
     return folder.read(manifest).numpy().tobytes() if manifest in folder.names() else None
 
 
@@ -37,7 +37,7 @@ def publish(folder: Folder, manifest: str, content: bytes) -> bool:
     except Exception as error:  # (a storage library may raise anything)
         with suppress(Exception):
             if current(folder, manifest) == content:
-                glog(f"{folder.path(manifest)} was written in spite of an error: {error or repr(error)}")
+                glog(f"{folder.path(manifest)} was written despite an error: {error or repr(error)}")
                 return False
         raise
     return True
@@ -58,4 +58,4 @@ def sweep(folder: Folder, ours: Callable[[str], object], named: Container[str]) 
             if ours(name) and name not in named:
                 folder.remove(name)
     except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
-        glog(f"files in {folder.where} are not needed any more but stay: {error or repr(error)}")
+        glog(f"Files in {folder.where} are no longer needed but could not be removed: {error or repr(error)}")

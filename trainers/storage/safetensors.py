@@ -20,10 +20,15 @@ from trainers.storage.folder import Buffer
 
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000  # the library's own limit
-_NAMES = {torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
-EVERY_TYPE = {
-    **_NAMES,
+Tensors = dict[str, Tensor]
+"""The content of a file: tensors by name."""
+
+TYPES = {
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.float64: "F64",
     torch.complex64: "C64",
     torch.int32: "I32",
@@ -34,18 +39,15 @@ EVERY_TYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""These types, and the other types of models for which the format has a name."""
+"""The types for which the format has a name."""
+_DTYPES = {word: dtype for dtype, word in TYPES.items()}
 
 
 class SafetensorsError(ValueError):
     """Bytes that are not a safetensors file of tensors of these types."""
 
 
-def pack(
-    tensors: Mapping[str, Tensor],
-    about: Mapping[str, str],
-    types: Mapping[torch.dtype, str] = _NAMES,
-) -> list[Buffer]:
+def pack(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> list[Buffer]:
     """Return a file's content without a copy: the header, and views of the tensors. Tensors must be
     contiguous and on the CPU.
 
@@ -57,7 +59,7 @@ def pack(
     for name, tensor in ordered:
         stop = start + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
-        header[name] = {"dtype": types[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -75,7 +77,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def unpack(content: Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, Tensor]:
+def unpack(content: Tensor) -> Tensors:
     """Return tensors by name, as views into `content` (uint8). Raises SafetensorsError for an
     invalid file.
     """
@@ -92,13 +94,12 @@ def unpack(content: Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[s
     if not isinstance(header, dict):
         raise SafetensorsError("the header is not a JSON object")
     header.pop("__metadata__", None)
-    known = {word: dtype for dtype, word in types.items()}
-    return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
+    return {name: _tensor(name, entry, content[begin:]) for name, entry in header.items()}
 
 
-def _tensor(name: str, entry: Any, data: Tensor, types: Mapping[str, torch.dtype]) -> Tensor:
+def _tensor(name: str, entry: Any, data: Tensor) -> Tensor:
     try:
-        dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        dtype, shape, (start, stop) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
         raise SafetensorsError(f"the description of tensor {name!r} is invalid: {entry!r}") from error

@@ -36,7 +36,7 @@ class ResNet(nn.Module):
     def __init__(self, layers: int = 50, class_dim: int = 102, width: int = 64) -> None:
         super().__init__()
         if layers not in _STAGES:
-            raise UsageError(f"a ResNet of {layers} layers is not known; there are {_known()}")
+            raise UsageError(f"ResNet has no variant with {layers} layers; choose one of {_known()}")
         if width < 1 or class_dim < 1:
             raise UsageError(f"width is {width} and class_dim {class_dim}; both must be at least 1")
         block = Bottleneck if layers >= _FIRST_WITH_BOTTLENECKS else Basic
@@ -58,7 +58,7 @@ class ResNet(nn.Module):
         if min(pictures.shape[-2:]) < SMALLEST:
             size = " x ".join(map(str, pictures.shape[-2:]))
             raise UsageError(
-                f"the pictures are of {size} pixels; a ResNet takes {SMALLEST} x {SMALLEST} and up"
+                f"The pictures have {size} pixels; a ResNet needs at least {SMALLEST} x {SMALLEST}"
             )
         features = self.stages(self.stem(pictures))
         logits: Tensor = self.classifier(features.mean(dim=(2, 3)))

@@ -42,7 +42,7 @@ class PendingRequests:
 
     def ask(
         self,
-        message: Callable[[int], Any],
+        message: Callable[[int], object],
         then: Callable[[Any], None] | None,
         *body: bytes,
         repeat: bool = False,
@@ -68,7 +68,7 @@ class PendingRequests:
             self._asked[number] = request
             self._send(*request.frames)
 
-    def answer(self, number: int, answer: Any) -> None:
+    def answer(self, number: int, answer: object) -> None:
         """Pass an answer to the callback of its request."""
         request = self._asked.pop(number, None)
         if request is not None and request.then is not None:
@@ -90,47 +90,27 @@ class PendingRequests:
         self._asked.clear()
 
 
-class Silence:
-    """Measure the time since the last received message. Time is an argument.
-
-    If two calls of `look` are `late` seconds or more apart, this process was stopped or its node slept. The
-    time in between is not counted.
-    """
-
-    def __init__(self, late: float, now: float) -> None:
-        self._late = late
-        self._heard = self._looked = now
-
-    def heard(self, now: float) -> None:
-        """Note that a message was received."""
-        self._heard = now
-
-    def look(self, now: float) -> float:
-        """Return the seconds since something was received."""
-        if now - self._looked >= self._late:
-            self._heard = now
-        self._looked = now
-        return now - self._heard
-
-
 class Heartbeat:
     """Call `beat(silent, send)` eight times per lease, from `start` to `stop`.
 
     `silent` is the number of seconds without a message. Every second time, `send` is True because a heartbeat
     is due.
+
+    If two beats are half a lease or more apart, this process was stopped or its node slept. The time in
+    between is not counted.
     """
 
     def __init__(self, loop: Loop, lease: float, beat: Callable[[float, bool], None]) -> None:
         self.lease = lease
         self._loop = loop
         self._beat = beat
-        self._silence = Silence(lease / 2, loop.clock())
+        self._last_seen = self._looked = loop.clock()
         self._send_next = False
         self._timer = Timer()
 
     def start(self) -> None:
         self.stop()
-        self._silence = Silence(self.lease / 2, self._loop.clock())
+        self._last_seen = self._looked = self._loop.clock()
         self._timer = self._loop.after(self.lease / 8, self._tick)
 
     def keep_to(self, lease: float) -> None:
@@ -139,9 +119,9 @@ class Heartbeat:
             self.lease = lease
             self.start()
 
-    def heard(self) -> None:
+    def note_message(self) -> None:
         """Note that a message was received."""
-        self._silence.heard(self._loop.clock())
+        self._last_seen = self._loop.clock()
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -149,18 +129,22 @@ class Heartbeat:
     def _tick(self) -> None:
         self._timer = self._loop.after(self.lease / 8, self._tick)
         self._send_next = not self._send_next
-        self._beat(self._silence.look(self._loop.clock()), self._send_next)
+        now = self._loop.clock()
+        if now - self._looked >= self.lease / 2:
+            self._last_seen = now
+        self._looked = now
+        self._beat(now - self._last_seen, self._send_next)
 
 
 # ---- Errors of a store that will never answer
 
-_HINT = "With --master H1,H2,H3 or etcd://... a job survives the loss of any node."
+_HINT = "To survive the loss of any node, use --master H1,H2,H3 or etcd://..."
 
 
-def store_gone(endpoint: str) -> StoreLostError:
+def store_lost(endpoint: str) -> StoreLostError:
     """Return the error for a store whose launcher has ended."""
     return StoreLostError(
-        f"the rendezvous store {endpoint} is gone, with the launcher that hosted it: connection refused",
+        f"the rendezvous store {endpoint} has ended, with the launcher that hosted it: connection refused",
         hint=_HINT,
     )
 
@@ -176,7 +160,7 @@ def store_silent(endpoint: str, lease: float) -> StoreSilentError:
 def store_replaced(endpoint: str) -> StoreLostError:
     """Return the error for a store that lost its data with its launcher."""
     return StoreLostError(
-        f"the rendezvous store {endpoint} is a new one: the launcher that hosted it was restarted",
+        f"the rendezvous store {endpoint} is a new store, because the launcher that hosted it was restarted",
         hint=_HINT,
     )
 
@@ -187,38 +171,38 @@ def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
     return StoreError(f"the rendezvous store {endpoint} refuses {refused}: {why}")
 
 
-SECRET_OF_GUEST = "Give it in --token_file or FLEETRUN_TOKEN; for a job without a secret give none."
+SECRET_OF_GUEST = "Set the token in --token_file or FLEETRUN_TOKEN. For a job without a token, set none."
 
 
 def store_denied(endpoint: str, *, secret: bool, guest: bool) -> StoreError:
     """Return the error for a rejected handshake. `secret` is True if this side has a token."""
     if guest:
-        why = "the secret is not that of the job" if secret else "the job has a secret"
+        why = "the token differs from the token of the job" if secret else "the job has a token"
         return StoreError(
             f"the rendezvous store {endpoint} rejects this command: {why}", hint=SECRET_OF_GUEST
         )
     theirs = (
-        "has one, and the rendezvous store has another or none"
+        "has a token, and the rendezvous store has another token or none"
         if secret
-        else "has none, and the rendezvous store has one"
+        else "has no token, and the rendezvous store has one"
     )
     return StoreError(
-        f"the rendezvous store {endpoint} rejects this node: their secrets differ (this node {theirs})",
-        hint="Give all nodes the same FLEETRUN_TOKEN or --token_file, or give none to any.",
+        f"the rendezvous store {endpoint} rejects this node because their tokens differ (this node {theirs})",
+        hint="Set the same FLEETRUN_TOKEN or --token_file on all nodes, or on none.",
     )
 
 
 # ---- The client
 
 _LINGER_MS = 500
-_GONE_S = 1.0
+_LOST_S = 1.0
 _WELCOME_S = 10.0
 _DENIALS = 4
 """Handshakes in a row that a zmq peer may end without a reason until the tokens are taken to differ.
 
 The side that detects different mechanisms first hangs up, and the other side may never learn the reason.
 """
-_TELL_BYTES = 8 << 20
+_REPORT_BYTES = 8 << 20
 """Received bytes after which to acknowledge them. The store drops clients that do not seem to read."""
 
 
@@ -256,7 +240,7 @@ class ZmqStore(MirroringStore):
         self._fresh = False
         self._welcome = False
         self._was_up = False
-        self._got = self._told = 0
+        self._got = self._reported = 0
         self._heartbeat = Heartbeat(loop, lease, self._keep_alive)
         self._pulse: Pulse | None = None
         self._connected_at = 0.0
@@ -331,14 +315,14 @@ class ZmqStore(MirroringStore):
 
     def connected(self) -> None:
         self._connected_at = self._loop.clock()
-        self._got = self._told = 0
+        self._got = self._reported = 0
         self._denials = 0
         self._connection.send(wire.encode(self._hello))
 
     def received(self, frames: Sequence[bytes]) -> None:
-        self._heartbeat.heard()
+        self._heartbeat.note_message()
         self._got += sum(map(len, frames))
-        if self._got - self._told >= _TELL_BYTES:
+        if self._got - self._reported >= _REPORT_BYTES:
             self._send_alive()
         try:
             message, body = wire.decode(frames, wire.ANSWERS)
@@ -365,8 +349,8 @@ class ZmqStore(MirroringStore):
             self._refused_at = None
         elif self._refused_at is None:
             self._refused_at = now
-        elif self._was_up and now - self._refused_at >= _GONE_S:
-            self._lost(store_gone(self._endpoint))
+        elif self._was_up and now - self._refused_at >= _LOST_S:
+            self._lost(store_lost(self._endpoint))
 
     def denied(self, certain: bool) -> None:
         self._denials += 1
@@ -375,7 +359,7 @@ class ZmqStore(MirroringStore):
 
     # ---- messages of the store
 
-    def _understand(self, message: Any, body: bytes) -> None:
+    def _understand(self, message: object, body: bytes) -> None:
         match message:
             case wire.Welcome():
                 self._welcomed(message)
@@ -473,5 +457,5 @@ class ZmqStore(MirroringStore):
         return self._loop.clock() - self._connected_at
 
     def _send_alive(self) -> None:
-        self._told = self._got
+        self._reported = self._got
         self._connection.send(wire.encode(wire.Alive(self._got)))

@@ -24,11 +24,12 @@ from fleetrun.elastic.embedded.sockets import (
     Watched,
     node_socket,
 )
+from fleetrun.elastic.mailbox import Mailbox
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.envs.curve import HANDSHAKE_MS, Context, CurveKeys
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
-Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
+Address: TypeAlias = tuple[socket.AddressFamily, tuple[object, ...]]
 """An address family, and the argument of `connect`."""
 
 
@@ -42,7 +43,7 @@ class Resolver:
         self._getaddrinfo = look_up
         self._host = host
         self._port = port
-        self._told: int | None = None
+        self._mailbox: Mailbox | None = None
 
     def ask(self, then: Callable[[Sequence[Address], str], None]) -> None:
         """Call `then(addresses, "")` or `then((), reason)` from the loop. An address is returned without a
@@ -53,27 +54,18 @@ class Resolver:
             self._loop.after(0.0, lambda: then(found, why))
             return
         self.close()
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        answers: list[tuple[Sequence[Address], str]] = []
+        mailbox = self._mailbox = Mailbox(self._loop, self.close)
 
         def look_up() -> None:
-            answers.append(self._look_up())
-            os.close(write)  # wakes the loop, unless the other end is closed
+            found, why = self._look_up()
+            mailbox.post(lambda: then(found, why))
 
-        def answered() -> None:
-            self.close()
-            then(*answers[0])
-
-        self._told = read
-        self._loop.add(read, answered)
         threading.Thread(target=look_up, name="resolver", daemon=True).start()
 
     def close(self) -> None:
         """Drop the result of a running look-up."""
-        if self._told is not None:
-            self._loop.remove(self._told)
-            os.close(self._told)
-            self._told = None
+        if self._mailbox is not None:
+            self._mailbox.close()
 
     def _is_address(self) -> bool:
         with contextlib.suppress(ValueError):
@@ -138,15 +130,15 @@ class Probe:
             self._seconds, lambda: self._end("a program there accepts connections but sends nothing", 0)
         )
         self._loop.remove(self._socket.fileno())
-        self._loop.add(self._socket.fileno(), self._heard)
+        self._loop.add(self._socket.fileno(), self._receive)
 
-    def _heard(self) -> None:
+    def _receive(self) -> None:
         try:
-            said = self._socket.recv(1)
+            greeting = self._socket.recv(1)
         except OSError as error:
             self._end(os.strerror(error.errno or 0), 0)
         else:
-            self._end("" if said == GREETING else "the program that listens there is not fleetrun", 0)
+            self._end("" if greeting == GREETING else "the program that listens there is not fleetrun", 0)
 
 
 # ---- The connection
@@ -189,7 +181,7 @@ class ConnectionListener(Protocol):
         """Handle a lost connection. The next one is under way."""
 
     def unreachable(self, why: str, number: int) -> None:
-        """Handle a failed attempt to connect, with the reason, and the errno or 0."""
+        """Handle a failed attempt to connect. Takes the reason, and the errno (0 if there is none)."""
 
     def denied(self, certain: bool) -> None:
         """Handle a handshake that the peer ended. If `certain`, the tokens differ. Otherwise any program may

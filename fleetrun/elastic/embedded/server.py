@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from fleetrun import __version__
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, ShowText
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.sockets import (
     CurveAuthenticator,
@@ -43,14 +43,16 @@ class Peer:
     acknowledged.
     """
 
-    __slots__ = ("address", "fd", "got", "guest", "heard", "sent", "session", "suspected")
+    __slots__ = ("address", "fd", "got", "guest", "last_seen", "sent", "session", "suspected")
 
-    def __init__(self, address: bytes, fd: int, session: Session, heard: float, guest: bool = False) -> None:
+    def __init__(
+        self, address: bytes, fd: int, session: Session, last_seen: float, guest: bool = False
+    ) -> None:
         self.address = address
         self.guest = guest
         self.fd = fd
         self.session = session
-        self.heard = heard
+        self.last_seen = last_seen
         self.sent = 0
         self.got = 0
         self.suspected = False
@@ -80,15 +82,15 @@ class Peers:
         return list(self._by_address)
 
     def at(self, address: bytes) -> Peer | None:
-        """Return the connection with this zmq address, or None."""
+        """Return the connection with this zmq address, or None if it does not exist."""
         return self._by_address.get(address)
 
     def on(self, fd: int) -> Peer | None:
-        """Return the connection with this descriptor, or None."""
+        """Return the connection with this descriptor, or None if it does not exist."""
         return self._by_fd.get(fd)
 
     def of(self, session: Session) -> Peer | None:
-        """Return the session's connection, or None."""
+        """Return the session's connection, or None if it has none now."""
         peer = self._last.get(session)
         return peer if peer is not None and self.known(peer) else None
 
@@ -138,7 +140,7 @@ class Sent(Enum):
     """The result of sending to a client."""
 
     YES = auto()
-    GONE = auto()
+    UNREACHABLE = auto()
     """The client is disconnected. Messages from it may still arrive."""
     FULL = auto()
     """The client does not read."""
@@ -165,10 +167,10 @@ class Service:
         self._lease = lease
         self._grace = reconnect_grace(lease)
         self._peers = Peers(ledger)
-        self._to_tell: dict[Session, None] = {}
+        self._to_notify: dict[Session, None] = {}
         self._flushing = False
         self._when_idle: list[Callback] = []
-        self._does: dict[type[Any], Callable[[Peer, Any, bytes], None]] = {
+        self._does: dict[type[object], Callable[[Peer, Any, bytes], None]] = {
             wire.Put: self._put,
             wire.Delete: self._delete,
             wire.Clear: self._clear,
@@ -219,8 +221,8 @@ class Service:
         elif peer is None or not peer.session.open:
             self._send(address, [wire.encode(wire.Stranger())])
         else:
-            peer.heard = self._loop.clock()
-            self._ledger.renew(peer.session, peer.heard)
+            peer.last_seen = self._loop.clock()
+            self._ledger.renew(peer.session, peer.last_seen)
             self._does[type(message)](peer, message, body)
 
     def _complain(self, address: bytes, peer: Peer | None, wrong: str) -> None:
@@ -309,22 +311,22 @@ class Service:
 
     # ---- sending
 
-    def _reply(self, peer: Peer, message: Any, *body: bytes) -> None:
+    def _reply(self, peer: Peer, message: object, *body: bytes) -> None:
         """Send earlier changes first, so that a write is in the client's mirror when its answer arrives."""
         news = peer.session.take()
         if news:
             rows, values = wire.pack(news)
-            self._tell(peer, [wire.encode(wire.News(rows)), values])
-        self._tell(peer, [wire.encode(message), *body])
+            self._deliver(peer, [wire.encode(wire.News(rows)), values])
+        self._deliver(peer, [wire.encode(message), *body])
 
-    def _tell(self, peer: Peer, frames: Sequence[bytes]) -> None:
+    def _deliver(self, peer: Peer, frames: Sequence[bytes]) -> None:
         if not self._peers.known(peer):
             return
         full = peer.sent - peer.got > MAX_UNREAD_BYTES
         sent = Sent.FULL if full else self._send(peer.address, frames)
         if sent is Sent.YES:
             peer.sent += sum(map(len, frames))
-        elif sent is Sent.GONE:
+        elif sent is Sent.UNREACHABLE:
             self._suspect(peer)
         else:
             self._peers.forget(peer)
@@ -332,7 +334,7 @@ class Service:
     def _note(self, session: Session | None) -> None:
         """Note that the session has changes to send, or has ended."""
         if session is not None:
-            self._to_tell[session] = None
+            self._to_notify[session] = None
             self._wake()
 
     def _wake(self) -> None:
@@ -343,9 +345,9 @@ class Service:
     def flush(self) -> None:
         """Send all changes. Changes for many clients are encoded once."""
         self._flushing = False
-        to_tell, self._to_tell = self._to_tell, {}
+        to_notify, self._to_notify = self._to_notify, {}
         written: dict[tuple[tuple[str, int], ...], list[bytes]] = {}
-        for session in to_tell:
+        for session in to_notify:
             if not session.open:
                 self._end(session)
                 continue
@@ -356,7 +358,7 @@ class Service:
             if same not in written:
                 rows, values = wire.pack(news)
                 written[same] = [wire.encode(wire.News(rows)), values]
-            self._tell(peer, written[same])
+            self._deliver(peer, written[same])
         if not self.connected and self._when_idle:
             calls, self._when_idle = self._when_idle, []
             for call in calls:
@@ -365,7 +367,7 @@ class Service:
     def _end(self, session: Session) -> None:
         peer = self._peers.of(session)
         if peer is not None:
-            self._tell(peer, [wire.encode(wire.Stranger())])
+            self._deliver(peer, [wire.encode(wire.Stranger())])
         self._peers.end(session)
 
     # ---- broken connections
@@ -394,7 +396,7 @@ class Service:
         peer.suspected = False
         if not peer.session.open or self._peers.last(peer.session) is not peer:
             return  # the client has left, or has reconnected
-        if peer.heard > asked and self._ask(peer) is not Sent.GONE:
+        if peer.last_seen > asked and self._ask(peer) is not Sent.UNREACHABLE:
             return
         if now > asked + 1.5 * self._grace:  # this process was suspended, and libzmq's thread with it
             self._suspect(peer)
@@ -432,7 +434,7 @@ class StoreServer:
         job_id: str,
         lease: float,
         keys: CurveKeys | None = None,
-        notice: Say = lambda text: None,
+        notice: ShowText = lambda text: None,
     ) -> None:
         _allow_many_connections()
         self._loop = loop
@@ -494,7 +496,7 @@ class StoreServer:
         try:
             self._watched.send([address, *map(self._shared, frames)], copy=False)
         except zmq.ZMQError as error:
-            return Sent.FULL if error.errno == zmq.EAGAIN else Sent.GONE
+            return Sent.FULL if error.errno == zmq.EAGAIN else Sent.UNREACHABLE
         self._watched.look_again()
         return Sent.YES
 
@@ -566,8 +568,8 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
         port = int(bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
     if not bound:
         raise StoreError(
-            f"machines cannot meet at {endpoint}: {failure}",
-            hint="Another program may have the port, or the address is not this machine's.",
+            f"nodes cannot join at {endpoint}: {failure}",
+            hint="Another program may use the port, or the address belongs to another node.",
         )
     return join_endpoint(host, port)
 
@@ -576,7 +578,7 @@ def _own_addresses(host: str, endpoint: str) -> list[str]:
     try:
         found = socket_module.getaddrinfo(host, None, type=socket_module.SOCK_STREAM)
     except OSError as error:
-        raise StoreError(f"machines cannot meet at {endpoint}: {error.strerror}") from None
+        raise StoreError(f"nodes cannot join at {endpoint}: {error.strerror}") from None
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     if host in addresses or host == "localhost":
         return addresses

@@ -115,7 +115,7 @@ class Watched:
         self.look_again()
 
     def send(self, frames: Sequence[bytes | zmq.Frame], *, copy: bool = True) -> None:
-        """Send a message now. If it cannot be sent completely, raise ZMQError and send none of it."""
+        """Send a message now. Raises ZMQError if it cannot be sent completely. No part of it is then sent."""
         with self._lock:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
 
@@ -187,11 +187,11 @@ class Pulse:
 
 
 class Monitor:
-    """Call `tell(event, value)` for each event of a socket's connections, in order."""
+    """Call `handle(event, value)` for each event of a socket's connections, in order."""
 
-    def __init__(self, loop: Loop, socket: Socket, events: int, tell: Callable[[int, int], None]) -> None:
+    def __init__(self, loop: Loop, socket: Socket, events: int, handle: Callable[[int, int], None]) -> None:
         self._socket = socket
-        self._tell = tell
+        self._handle = handle
         self._watched = Watched(loop, monitor_socket(socket, events), self._receive)
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Monitor:
             self._watched.close()
 
     def _receive(self, frames: Frames) -> None:
-        self._tell(*MONITOR_EVENT.unpack(frames[0].bytes))
+        self._handle(*MONITOR_EVENT.unpack(frames[0].bytes))
 
 
 class CurveAuthenticator:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from fleetrun.decoding import read_object
 from fleetrun.elastic.store import Entry
 
 PROTOCOL = 1
@@ -195,31 +196,23 @@ def decode(frames: Sequence[bytes], kinds: Kinds, longest: int = MAX_FRAME_BYTES
     """Decode a message of one of these kinds, and return it with its bytes. Raises WireError."""
     if not frames or len(frames[0]) > longest:
         raise WireError("a message too large")
-    said = _object(frames[0])
-    name = said.pop("is", None)
+    fields = read_object(frames[0])
+    if fields is None:
+        raise WireError("not a JSON object")
+    name = fields.pop("is", None)
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise WireError("an unknown kind")
-    if kind is Hello and said.get("protocol") != PROTOCOL:
-        raise OtherProtocolError(said.get("protocol"))
-    if said.keys() != set(kind._fields):
+    if kind is Hello and fields.get("protocol") != PROTOCOL:
+        raise OtherProtocolError(fields.get("protocol"))
+    if fields.keys() != set(kind._fields):
         raise WireError(f"{name} with other fields")
-    for field, value in said.items():
+    for field, value in fields.items():
         if not _CHECKS[field](value):
             raise WireError(f"{name} with a wrong {field}")
     if len(frames) != 1 + (kind in _WITH_BODY):
         raise WireError(f"{name} in {len(frames)} frames")
-    return kind(**said), frames[1] if kind in _WITH_BODY else b""
-
-
-def _object(frame: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(frame)
-    except (ValueError, RecursionError):
-        raise WireError("not JSON") from None
-    if not isinstance(said, dict):
-        raise WireError("not an object")
-    return said
+    return kind(**fields), frames[1] if kind in _WITH_BODY else b""
 
 
 def row_of(key: str, entry: Entry | None) -> Row:

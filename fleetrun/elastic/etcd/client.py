@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import requests
 from etcd3gw import Etcd3Client
@@ -198,7 +198,7 @@ def error_in(text: str) -> Exception:
         return MemberError(_NOT_ETCD, fatal=True)
 
 
-def message(answer: Any) -> Document:
+def message(answer: object) -> Document:
     """Check an answer, or a message of a stream, and return it. Raises its error, as `error_in` returns
     it.
     """
@@ -421,8 +421,6 @@ class Client:
 
 
 def _from_etcd3gw(error: Etcd3Exception, seconds: float) -> Exception:
-    """Convert an error of etcd3gw, which has one class for two cases: an answer with JSON as its text, and a
-    failed connection.
-    """
+    """Convert an error of etcd3gw. It uses one class for an error answer of etcd and a failed connection."""
     failed_connection = isinstance(error.__context__, requests.RequestException)
     return member_error(error, seconds) if failed_connection else error_in(error.detail_text or "")

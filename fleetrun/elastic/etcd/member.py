@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
 
-from fleetrun.aliases import Fields, Say
+from fleetrun.aliases import Fields, ShowText
+from fleetrun.decoding import BadRecordError
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.client import Access, Client, Rejected, Unreachable
 from fleetrun.elastic.etcd.threads import Backoff
@@ -80,7 +81,7 @@ def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
         except ReservedPortError:
             continue
         except PortError as error:
-            raise PortError(f"machines cannot meet at {each}: {error.message}", hint=error.hint) from None
+            raise PortError(f"nodes cannot join at {each}: {error.message}", hint=error.hint) from None
         return each
     return None
 
@@ -89,8 +90,8 @@ def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
 
 
 class Member:
-    """A member that runs from its creation until `close`. `tell` shows a text to the user. Raises LaunchError
-    if the member cannot be started.
+    """A member that runs from its creation until `close`. `report` shows a text to the user. Raises
+    LaunchError if the member cannot be started.
     """
 
     def __init__(
@@ -102,23 +103,25 @@ class Member:
         job_id: str,
         lease: float,
         certificate: Certificate | None,
-        tell: Say,
+        report: ShowText,
     ) -> None:
         if shutil.which(PROGRAM) is None:
             raise NotSupportedError(
-                f"{own} in --master is this machine, and there is no program {PROGRAM} on its PATH",
-                hint="apt-get install etcd-server, or name a single machine in --master.",
+                f"{own} in --master is this node, but its PATH has no program {PROGRAM}",
+                hint="Run apt-get install etcd-server, or name a single node in --master.",
             )
         _remove_left_folders()
         self._loop = loop
         self._companions = companions
-        self._tell = tell
-        self._told = ""
+        self._report = report
+        self._reported = ""
         try:
             self._folder, self._lock = _locked_folder()
         except OSError as error:
-            raise LaunchError(f"no folder for this machine's part of the store: {error}") from None
-        said = {
+            raise LaunchError(
+                f"cannot create a directory for this node's part of the store: {error}"
+            ) from None
+        settings = {
             "endpoints": list(endpoints),
             "own": own,
             "job": job_id,
@@ -127,7 +130,7 @@ class Member:
             "certificate": [certificate.certificate, certificate.key] if certificate is not None else [],
         }
         self._keep = certificate.fds if certificate is not None else ()
-        self._said = json.dumps(said)
+        self._settings = json.dumps(settings)
         self._companion: Companion | None = None
         self._timer = Timer()
         self._closing = False
@@ -136,18 +139,18 @@ class Member:
     def _start(self) -> None:
         self._companion = Companion(
             self._loop, self._companions, helper_command("fleetrun.elastic.etcd.member"),
-            heard=self._heard, ended=self._ended, keep=self._keep,
+            received=self._received, ended=self._ended, keep=self._keep,
         )  # fmt: skip
-        self._companion.write(self._said.encode() + b"\n")
+        self._companion.write(self._settings.encode() + b"\n")
 
-    def _heard(self, line: bytes) -> None:
-        self._tell_new(line.decode(errors="replace"))
+    def _received(self, line: bytes) -> None:
+        self._report_new(line.decode(errors="replace"))
 
-    def _tell_new(self, text: str) -> None:
+    def _report_new(self, text: str) -> None:
         """Show a text, unless it repeats the previous one, such as that the disk is full."""
-        if text != self._told:
-            self._told = text
-            self._tell(text)
+        if text != self._reported:
+            self._reported = text
+            self._report(text)
 
     def _ended(self, exit: Exit) -> None:
         """Handle the end of the process. Its etcd was in its process group and has ended too. The data
@@ -156,14 +159,16 @@ class Member:
         if self._closing:
             self._loop.stop()
             return
-        self._tell(f"the process that runs this machine's part of the store {exit}; it is started again")
+        self._report(
+            f"the process that runs this node's part of the store {exit}; starting the process again"
+        )
         self._timer = self._loop.after(_AGAIN, self._restart)
 
     def _restart(self) -> None:
         try:
             self._start()
         except LaunchError as error:
-            self._tell_new(f"this machine's part of the store cannot be started yet: {error.message}")
+            self._report_new(f"cannot start this node's part of the store yet: {error.message}")
             self._timer = self._loop.after(_AGAIN, self._restart)
 
     def close(self) -> None:
@@ -237,14 +242,14 @@ class _ForeignClusterError(Exception):
 class Runner:
     """Run one member until the input ends."""
 
-    def __init__(self, said: Fields) -> None:
-        self._endpoints: list[str] = said["endpoints"]
-        self._own: str = said["own"]
-        self._job: str = said["job"]
+    def __init__(self, settings: Fields) -> None:
+        self._endpoints: list[str] = settings["endpoints"]
+        self._own: str = settings["own"]
+        self._job: str = settings["job"]
         self._job_name = f"{quote(self._job, safe='')}/"
-        self._lease: float = said["lease"]
-        self._certificate: list[str] = said["certificate"]
-        self._folder = Path(said["folder"])
+        self._lease: float = settings["lease"]
+        self._certificate: list[str] = settings["certificate"]
+        self._folder = Path(settings["folder"])
         self._data = self._folder / "data"
         self._log = self._folder / "etcd.log"
         asked = subprocess.run([PROGRAM, _NO_FSYNC, "--version"], check=False, capture_output=True)
@@ -256,11 +261,11 @@ class Runner:
         """Start etcd, and restart it whenever it ends or is stranded outside of the majority."""
         backoff, early = Backoff(), 0
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 etcd = self._start()
             except _ForeignClusterError as error:
-                _say(str(error))
+                _write_line(str(error))
                 if _input_ends(None, backoff.next()):
                     return
                 continue
@@ -271,12 +276,14 @@ class Runner:
             if self._watch(etcd):
                 self._leave(etcd)
                 return
-            early = early + 1 if time.monotonic() - begun < _SOON else 0
+            early = early + 1 if time.monotonic() - started < _SOON else 0
             if stranded := etcd.poll() is None:
-                _say("this machine's part of the store is not in the majority, and enters it again")
+                _write_line("this node's part of the store lost the majority, and joins it again")
                 etcd.kill()
             else:
-                _say(f"etcd ended with code {etcd.returncode}, and is started again: {self._last_words()}")
+                _write_line(
+                    f"etcd ended with code {etcd.returncode}; starting etcd again: {self._last_words()}"
+                )
             etcd.wait()
             if stranded or early > 1:
                 shutil.rmtree(self._data, ignore_errors=True)
@@ -319,7 +326,7 @@ class Runner:
                 members = self._entered(self._client(each))
                 return ["--initial-cluster", self._written(members), "--initial-cluster-state", "existing"]
         if self._own != self._endpoints[0]:
-            raise Unreachable(f"{self._endpoints[0]} has not begun the cluster yet")
+            raise Unreachable(f"{self._endpoints[0]} has not started the cluster yet")
         alone = f"{self._name(self._own)}={self._peer_url(self._own)}"
         return ["--initial-cluster", alone, "--initial-cluster-token", secrets.token_hex(16)]
 
@@ -330,8 +337,8 @@ class Runner:
         names = [name for each in present if (name := each.get("name"))]
         if not all(name.startswith(self._job_name) for name in names):
             raise _ForeignClusterError(
-                f"{client.name} serves the store of another job ({', '.join(names)}): give other ports in "
-                "--master, or end that job"
+                f"{client.name} serves the store of another job ({', '.join(names)}): use other ports "
+                "in --master, or end this job"
             )
         self._check_listed(client, present)
         for each in present:
@@ -349,9 +356,9 @@ class Runner:
         if not listed.issuperset(found):
             theirs = ",".join(self._endpoint(url) for url in found)
             raise _ForeignClusterError(
-                f"--master is {','.join(self._endpoints)} here, but the store at {client.name} is run by "
-                f"{theirs}: this machine does not enter it. Start it again with the same --master as the "
-                "others, and write each machine in the same way (its name or its address)"
+                f"--master is {','.join(self._endpoints)} here, but {theirs} run the store at "
+                f"{client.name}, so this node does not join it. Start this node again with the same "
+                "--master as the other nodes, and write each node in the same way (name or address)"
             )
 
     def _url(self, endpoint: str) -> str:
@@ -384,7 +391,7 @@ class Runner:
         Return False when etcd has ended or was without a leader for too long, or when another, complete
         cluster exists.
         """
-        heard, complete = time.monotonic(), self._entered_complete
+        last_seen, complete = time.monotonic(), self._entered_complete
         while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
             if etcd.poll() is not None:
                 return False
@@ -397,8 +404,8 @@ class Runner:
                 if any(map(self._complete, others)) and self._complete(self._own) is False:
                     return False
             if found is not None:
-                heard, complete = time.monotonic(), found
-            elif time.monotonic() - heard > _STRANDED + (self._lease if complete else 0.0):
+                last_seen, complete = time.monotonic(), found
+            elif time.monotonic() - last_seen > _STRANDED + (self._lease if complete else 0.0):
                 return False
         return True
 
@@ -455,7 +462,7 @@ class Runner:
             if entry is not None and records.read_round(entry.value).state is not records.State.ENDED:
                 return False
             return bool(client.ask("/lease/leases", {}).get("leases"))
-        except (Unreachable, Rejected, LaunchError, records.BadRecordError):
+        except (Unreachable, Rejected, LaunchError, BadRecordError):
             return False
 
     def _last_words(self) -> str:
@@ -463,7 +470,7 @@ class Runner:
         with suppress(OSError, IndexError, ValueError, AttributeError):
             last = json.loads(self._log.read_bytes().splitlines()[-1])
             return " ".join(str(last[name]) for name in ("msg", "error") if name in last)
-        return "it said nothing"
+        return "it printed nothing"
 
 
 def _secured(certificate: str, key: str) -> list[str]:
@@ -496,7 +503,7 @@ def _bound(endpoint: str) -> str:
     return endpoint if literal else f"0.0.0.0:{port}"
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     sys.stdout.write(" ".join(text.split()) + "\n")
     sys.stdout.flush()
 

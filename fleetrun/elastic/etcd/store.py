@@ -214,7 +214,7 @@ class EtcdStore(MirroringStore):
 
     def read(self, key: str, then: Found) -> None:
         def answered(answer: wire.Body | None) -> None:
-            assert answer is not None, "reads are repeated until they are answered"
+            assert answer is not None, "reads repeat until an answer arrives"
             then(wire.entries(self._keys, answer).get(key))
 
         self._ask("/kv/txn", lambda lease: wire.read_one(self._keys, key), answered, write=False)
@@ -309,19 +309,21 @@ class EtcdStore(MirroringStore):
         if job is None:
             there = {each.get("name", "") for each in client.ask("/cluster/member/list", {})["members"]}
             missing = [each for each in self._members if not any(name.endswith(f"/{each}") for name in there)]
-            raise Unreachable(f"it needs all machines of --master to begin; missing: {', '.join(missing)}")
+            raise Unreachable(
+                f"the store needs all nodes of --master to start; missing: {', '.join(missing)}"
+            )
         if job != self._job_id:
             raise LaunchError(
-                f"{client.name} serves the store of another job, {job}", hint="Give other ports in --master."
+                f"{client.name} serves the store of another job, {job}", hint="Use other ports in --master."
             )
 
     def _check_fence(self) -> None:
-        left = self._worker.heard + self._seconds - time.monotonic()
+        left = self._worker.renewed + self._seconds - time.monotonic()
         if left > 0:
             self._fence = self._loop.after(left, self._check_fence)
             return
         why = next(iter(self._failures.values()), "no answer")
-        text = f"no majority of the machines in --master has answered for {self._seconds} s: {why}"
+        text = f"no majority of the nodes in --master has answered for {self._seconds} s: {why}"
         self._lost(StoreSilentError(text))
 
     def _now_leased(self, fresh: bool) -> None:
@@ -354,7 +356,7 @@ class EtcdStore(MirroringStore):
         self._stop()
         self._worker.end(0.0)
         if self._fenced and "TLS" in error.message:
-            error.hint = "Give all nodes the same FLEETRUN_TOKEN or --token_file, or give none to any."
+            error.hint = "Set the same FLEETRUN_TOKEN or --token_file on all nodes, or on none."
         if listener is not None:
             listener.lost(error)
 
@@ -374,7 +376,7 @@ class EtcdStore(MirroringStore):
             self._is_up, self._reported = True, ""
             fresh, self._fresh = self._fresh, False
             self._listener.up(fresh=fresh)
-        self._tell_changes()
+        self._notify_changes()
 
     def _members_start(self) -> bool:
         """Return True while no member is expected to answer yet, because the members start together with the
@@ -382,14 +384,14 @@ class EtcdStore(MirroringStore):
         """
         return self._fenced and not self._fence.pending and self._loop.clock() < self._opened + _START
 
-    def _tell_changes(self) -> None:
+    def _notify_changes(self) -> None:
         if self._together.pending and not self._different:
             return  # further changes may follow within _TOGETHER
         self._show_late()
         if self._listener is not None and self._different and self._is_up and self._whole:
             self._different = False
             self._together.cancel()
-            self._together = self._loop.after(_TOGETHER, self._tell_changes)
+            self._together = self._loop.after(_TOGETHER, self._notify_changes)
             self._listener.changed()
 
     def _show_late(self) -> None:

@@ -45,6 +45,33 @@ class Backoff:
         self._next = SHORTEST
 
 
+class Events(Protocol):
+    """The user of both threads. Calls come from a thread."""
+
+    def leased(self, *, fresh: bool) -> None:
+        """Handle a lease that was granted or, after an outage, confirmed."""
+
+    def unanswered(self, why: str) -> None:
+        """Handle an outage of all members. The worker keeps trying."""
+
+    def reading(self) -> None:
+        """Handle the start of a read of all prefixes."""
+
+    def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
+        """Handle the entries of all prefixes at this revision. `turn` is the return value of `Watcher.watch`
+        for these prefixes.
+        """
+
+    def changed(self, changes: list[wire.Change]) -> None:
+        """Handle the later changes, in order."""
+
+    def unreadable(self, why: str) -> None:
+        """Handle a failure to watch any member. The watcher keeps trying."""
+
+    def gave_up(self, error: LaunchError) -> None:
+        """Handle a permanent error. The thread has stopped."""
+
+
 # ---- The thread for the lease, writes and reads
 
 
@@ -62,19 +89,6 @@ class Request:
     write: bool
 
 
-class WorkerEvents(Protocol):
-    """The user of a worker. Calls come from the worker's thread."""
-
-    def leased(self, *, fresh: bool) -> None:
-        """Handle a lease that was granted or, after an outage, confirmed."""
-
-    def unanswered(self, why: str) -> None:
-        """Handle an outage of all members. The worker keeps trying."""
-
-    def gave_up(self, error: LaunchError) -> None:
-        """Handle a permanent error. The worker has stopped."""
-
-
 class Worker:
     """The thread for the lease, writes and reads."""
 
@@ -82,7 +96,7 @@ class Worker:
         self,
         client: Client,
         seconds: int,
-        events: WorkerEvents,
+        events: Events,
         proven: Callback,
         check: Callable[[Client], None] = lambda client: None,
     ) -> None:
@@ -96,7 +110,7 @@ class Worker:
         self._events = events
         self._proven = proven
         self._check = check
-        self.heard = time.monotonic()
+        self.renewed = time.monotonic()
         """The time when the last successful renewal of the lease was sent."""
         self._changed = threading.Condition()
         self._requests: deque[Request] = deque()
@@ -178,7 +192,7 @@ class Worker:
             self._lease = ""
 
     def _lease_kept(self, sent: float, *, fresh: bool) -> None:
-        self.heard = sent
+        self.renewed = sent
         self._renew_at = time.monotonic() + self._seconds / 4
         if fresh or self._failing:
             self._events.leased(fresh=fresh)
@@ -213,31 +227,10 @@ class Worker:
 _SHORT = 1.0  # seconds; a stream that ends earlier is replaced after a pause
 
 
-class WatcherEvents(Protocol):
-    """The user of a watcher. Calls come from the watcher's thread."""
-
-    def reading(self) -> None:
-        """Handle the start of a read of all prefixes."""
-
-    def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
-        """Handle the entries of all prefixes at this revision. `turn` is the return value of `watch` for
-        these prefixes.
-        """
-
-    def changed(self, changes: list[wire.Change]) -> None:
-        """Handle the later changes, in order."""
-
-    def unreadable(self, why: str) -> None:
-        """Handle a failure to watch any member. The watcher keeps trying."""
-
-    def gave_up(self, error: LaunchError) -> None:
-        """Handle a permanent error. The watcher has stopped."""
-
-
 class Watcher:
     """The thread that mirrors prefixes."""
 
-    def __init__(self, client: Client, keys: wire.Keys, patience: float, events: WatcherEvents) -> None:
+    def __init__(self, client: Client, keys: wire.Keys, patience: float, events: Events) -> None:
         self._client = client
         self._keys = keys
         self._patience = patience
@@ -270,12 +263,12 @@ class Watcher:
         backoff = Backoff()
         while (turn := self._next()) is not None:
             number, prefixes, interrupt = turn
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 self._follow(number, prefixes, interrupt)
                 backoff.reset()
             except StreamEnded:
-                self._rest(number, 0.0 if time.monotonic() - begun > _SHORT else backoff.next())
+                self._rest(number, 0.0 if time.monotonic() - started > _SHORT else backoff.next())
             except (Unreachable, Rejected) as error:
                 self._events.unreadable(str(error))
                 self._rest(number, backoff.next())

@@ -48,8 +48,7 @@ def _made(token: str, hosts: Sequence[str]) -> tuple[bytes, bytes]:
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ModuleNotFoundError:
         raise NotSupportedError(
-            "the package cryptography is not installed; where several machines serve the store, a job with a "
-            "secret needs it",
+            "the package cryptography is missing; a token needs it if several nodes serve the store",
             hint="pip install 'fleetrun[etcd]'",
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(derive_key(token, b"etcd"))

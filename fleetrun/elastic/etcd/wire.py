@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote
 
 from fleetrun.aliases import Document, Environ, Fields, Strings
 from fleetrun.elastic.store import Entry
-from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list, parts_of
+from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint_list, parts_of, with_port
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 
@@ -208,7 +208,7 @@ def parse_address(url: str) -> EtcdAddress:
     password.
     """
     if not url.startswith(SCHEME):
-        raise UsageError(f"the address of an etcd must begin with {SCHEME}")
+        raise UsageError(f"the address of an etcd must start with {SCHEME}")
     where, _, query = url.removeprefix(SCHEME).partition("?")
     if "@" in where:
         raise UsageError(
@@ -223,18 +223,11 @@ def parse_address(url: str) -> EtcdAddress:
 
 def _endpoints(text: str) -> Strings:
     try:
-        return endpoint_list(",".join(map(_with_port, parts_of(text))) or ",")
+        return endpoint_list(",".join(with_port(each, DEFAULT_PORT) for each in parts_of(text)) or ",")
     except InvalidValue as error:
         raise UsageError(
             f"the address of the etcd has {text!r}: {error}", hint=f"such as {SCHEME}h1:2379,h2:2379"
         ) from None
-
-
-def _with_port(text: str) -> str:
-    try:
-        return endpoint(f"{text}:{DEFAULT_PORT}")
-    except InvalidValue:
-        return text
 
 
 def _parameters(query: str) -> dict[str, str]:

@@ -45,6 +45,7 @@ class Policy:
     budget: Budget = NO_RESTARTS
     exclude_after: int = 0  # faults after which a node is excluded; 0: never
     check: str = "off"  # --check
+    watch: bool = False  # a job that ends waits for a change of its script (--watch)
     fixed_ranks: Strings = ()  # the hosts of --ips, to name missing nodes
     endpoint: str = ""  # the address of the rendezvous store
 
@@ -73,7 +74,7 @@ class Policy:
 
     @property
     def reform_timeout(self) -> float:
-        """Seconds that a job that has run may be without enough nodes."""
+        """The seconds that a job may lack nodes after it has run."""
         return max(1.0, self.elastic_timeout)
 
     @property
@@ -237,6 +238,13 @@ class Finish:
 
 
 @frozen
+class Pause:
+    """Wait for a change, after all of this node's processes have ended (--watch)."""
+
+    round: Round
+
+
+@frozen
 class End:
     """End the job on this node with this exit code."""
 
@@ -275,6 +283,7 @@ Act = (
     | Stop
     | Leave
     | Finish
+    | Pause
     | End
     | Fail
     | Close

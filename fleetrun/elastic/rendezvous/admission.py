@@ -10,7 +10,7 @@ from fleetrun.elastic.rendezvous.actions import Policy, Refuse
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Verdict
 from fleetrun.elastic.rendezvous.view import Candidate, Situation, View
 from fleetrun.errors import NotNeededError
-from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
+from fleetrun.record.faults import MachineFault, MachineFaults, counted, describe_faults, excluded, merged
 
 # ---- Admission
 
@@ -95,11 +95,11 @@ def least_blamed(admission: Admission, view: View) -> list[Candidate]:
 
 
 def _is_excluded(node: Node, faults: Sequence[MachineFault]) -> Verdict:
-    said = "; ".join(fault.what for fault in faults[-2:])
+    reasons = "; ".join(fault.what for fault in faults[-2:])
     return Verdict(
         code=NOT_NEEDED,
-        message=f"{node.known_as} is left out of this job after {said_faults(faults)}: {said}",
-        hint="`fleetrun nodes --reset` forgets them; --exclude_after says how many are too many.",
+        message=f"{node.known_as} is excluded from this job after {describe_faults(faults)}: {reasons}",
+        hint="`fleetrun nodes --reset` removes the faults. --exclude_after sets the limit.",
     )
 
 
@@ -108,7 +108,7 @@ def _rank_too_high(node: Node, policy: Policy) -> Verdict:
         code=USAGE,
         message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
         f"{f' and {_count(policy.spares)}' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
-        hint="Give every node another --rank, or none.",
+        hint="Use a different --rank for every node, or none.",
     )
 
 
@@ -148,12 +148,12 @@ def _same_rank(result: Admission, candidate: Candidate, holder: Candidate, job: 
         result.until = min(result.until, sure)
         return
     message = f"--rank {candidate.node.rank} is taken by {holder.node.title}"
-    hint = "Give every node its own --rank, or none."
+    hint = "Use a different --rank for every node, or none."
     if candidate.node.rank < len(policy.fixed_ranks):
         message = (
-            f"{policy.fixed_ranks[candidate.node.rank]} of the list is here already: {holder.node.title}"
+            f"{policy.fixed_ranks[candidate.node.rank]} of the list has joined already: {holder.node.title}"
         )
-        hint = "Is --host or POD_IP the same on two machines?"
+        hint = "Check that --host or POD_IP differs between the nodes."
     result.refused.append(Refuse(candidate.node.id, Verdict(code=NOT_NEEDED, message=message, hint=hint)))
 
 
@@ -184,7 +184,7 @@ def job_is_full(job: Situation) -> Verdict:
         code=NOT_NEEDED,
         message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
         + (f", and {_count(policy.spares)} wait{'s' * (policy.spares == 1)}" if policy.spares else ""),
-        hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
+        hint=f"To start another job, use another {'--job_id' if etcd else 'port in --master'}.",
     )
 
 

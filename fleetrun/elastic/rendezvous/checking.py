@@ -35,7 +35,7 @@ def time_of_check(round_: Round, policy: Policy) -> float:
 
 
 def next_check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
-    """Return the check of these nodes before they are ready."""
+    """Return the check that these nodes must pass before they are ready."""
     ids = [node.id for node in members]
     if policy.check == "off" or check.done == digest(ids):
         return replace(NO_CHECK, done=check.done)
@@ -47,13 +47,15 @@ def next_check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
 
 def _found(view: View, members: Sequence[Node]) -> dict[int, Measured]:
     """Return the results of the members by rank."""
-    heard = ((rank, view.reports.get(node.id)) for rank, node in enumerate(members))
-    told = ((rank, each.report.measured) for rank, each in heard if each is not None)
-    return {rank: measured for rank, measured in told if measured is not None}
+    reports = ((rank, view.reports.get(node.id)) for rank, node in enumerate(members))
+    measurements = ((rank, each.report.measured) for rank, each in reports if each is not None)
+    return {rank: measured for rank, measured in measurements if measured is not None}
 
 
 def unanswered(job: Situation, decision: Decision) -> Round | None:
-    """Return the following round, if members take much longer to answer than the others."""
+    """Return the next round if some members take much longer to answer than the others. Otherwise return
+    None.
+    """
     view = job.view
     ids = [node.id for node in job.members]
     missing, seconds = overdue(ids, _found(view, job.members), job.round.check, job.policy.check)
@@ -63,7 +65,7 @@ def unanswered(job: Situation, decision: Decision) -> Round | None:
     if job.now < late:
         decision.look_at(late)
         return None
-    why = f"it did not answer the check within {seconds:.1f} s"
+    why = f"the node did not answer the check within {seconds:.1f} s"
     return checked(job, dict.fromkeys(missing, why))
 
 

@@ -82,11 +82,11 @@ def time_allowed(found: Found, how: str) -> float:
     This is four times the other nodes' time, plus twice the time of their link tests, which have a separate
     limit. Without a measured link, a node may take as long as a turn.
     """
-    ways = [each.waited for each in found.values() if each.link]
-    if not ways:
+    waits = [each.waited for each in found.values() if each.link]
+    if not waits:
         return SECONDS[how] + MARGIN
     took = _middle([each.took for each in found.values() if each.took])
-    return max(LEAST_ALLOWED[how], UNEVEN * took + 2 * _middle(ways))
+    return max(LEAST_ALLOWED[how], UNEVEN * took + 2 * _middle(waits))
 
 
 def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[Integers, float]:
@@ -172,7 +172,7 @@ def _alone(found: Found) -> Iterator[tuple[int, str]]:
         elif each.late and each.took > UNEVEN * took:  # otherwise all are slow, as on a single busy host
             yield rank, f"the check took longer than {each.late:g} s"
     for what, values in (
-        ("its processor computes", {rank: each.compute for rank, each in found.items()}),
+        ("its CPU computes", {rank: each.compute for rank, each in found.items()}),
         ("its GPU computes", {rank: each.gpu for rank, each in found.items()}),
         ("its memory is", {rank: each.memory and 1 / each.memory for rank, each in found.items()}),
     ):
@@ -187,10 +187,10 @@ def _way(found: Found, pair: tuple[int, int], usual: float) -> str:
     there = [found[rank] for rank in pair if rank in found]
     for each in there:
         if each.link_error:
-            return f"the way to its partner: {each.link_error}"
+            return f"the link to its partner: {each.link_error}"
     speed = min((each.link for each in there if each.link), default=0.0)
     if speed and speed * UNEVEN < usual:
-        return f"the way to its partner is {usual / speed:.1f} times slower than the others"
+        return f"the link to its partner is {usual / speed:.1f} times slower than the other links"
     return ""
 
 

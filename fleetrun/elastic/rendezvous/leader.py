@@ -90,12 +90,12 @@ def lost(job: Situation, node: Node, rank: int, age: float) -> Cause:
     if node.id in job.view.closed:
         why, suspicion = "its launcher has ended (its connection was closed)", "launcher"
     else:
-        why, suspicion = f"it was not heard of for {job.policy.lease:g} s", ""
+        why, suspicion = f"it sent no heartbeat for {job.policy.lease:g} s", ""
     return Cause(
         why=CauseKind.LOST,
         node=node.title,
         rank=rank,
-        headline=f"{node.title} is gone: {why}",
+        headline=f"{node.title} is lost: {why}",
         code=LOST_CODE,
         age=max(0.0, age),
         machine=node.known_as,
@@ -109,11 +109,11 @@ def after_stop(job: Situation) -> Decision:
     decision = Decision()
     round_ = job.round
     since = max(view.round_since, view.led_since)
-    here = [node for node in job.members if gone_at(job, node, decision) is None]
+    here = [node for node in job.members if lost_since(job, node, decision) is None]
     done = [view.done(node.id) for node in here]
-    heard = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
+    all_stopping = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
     ended = all(each is MemberStatus.STOPPED for each in done)
-    decided = since + (0.0 if ended else SOONEST if heard else LATEST)
+    decided = since + (0.0 if ended else SOONEST if all_stopping else LATEST)
     if job.now < decided:
         decision.look_at(decided)
         return decision
@@ -121,7 +121,8 @@ def after_stop(job: Situation) -> Decision:
     restart = may_restart(round_, cause, len(here) + len(spares(job)), policy)
     if not restart and cause.why is CauseKind.JOINED:
         cause = final_cause(job, but=CauseKind.JOINED)
-    if restart and not ended:
+    waits = policy.watch and not restart and cause.why is CauseKind.FAILED
+    if (restart or waits) and not ended:
         return decision
     forgiven, worked = _work(job, view.round_since - view.ran_since, _further(job))
     worked.pop(cause.machine, None)
@@ -151,7 +152,7 @@ def after_stop(job: Situation) -> Decision:
         )
     else:
         code = cause.code or 1
-        following = replace(round_, state=State.ENDED, cause=cause, code=code, restart=False, faults=noted)
+        following = replace(round_, state=State.ENDED, cause=cause, code=code, restart=waits, faults=noted)
     decision.do(WriteRound(following, view.round_revision))
     return decision
 
@@ -191,8 +192,8 @@ def _further(job: Situation) -> bool:
 
 
 def _last_step(view: View) -> int | None:
-    """Return the last step of all nodes in this generation, or None."""
-    steps = [heard.report.step for heard in view.reports.values()]
+    """Return the last step of all nodes in this generation, or None if no node reported a step."""
+    steps = [entry.report.step for entry in view.reports.values()]
     return max((step for step in steps if step is not None), default=None)
 
 
@@ -205,20 +206,20 @@ def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
     if isinstance(policy.losses.decide(loss, before), Restart):
         return ""
     lost = f"{policy.losses.limit} nodes were lost before"
-    return f"No restart: {lost}, and no step after {before.step} was made"
+    return f"No restart: {lost}, and the job made no step after {before.step}"
 
 
-def gone_at(job: Situation, node: Node, decision: Decision) -> float | None:
+def lost_since(job: Situation, node: Node, decision: Decision) -> float | None:
     """Return when a member was lost. Return None while it is present or may still return, and decide again
     later.
 
     The entry of a departed leader is read from the store, because its successor did not watch the entries
     when it disappeared.
     """
-    gone = job.view.lost_at(node.id, job.policy.lease)
-    if gone is None or job.now >= gone:
-        return gone
-    decision.look_at(gone)
+    lost_at = job.view.lost_at(node.id, job.policy.lease)
+    if lost_at is None or job.now >= lost_at:
+        return lost_at
+    decision.look_at(lost_at)
     if node.id == job.view.departed_leader:
         decision.do(CheckNode(node.id))
     return None
@@ -247,15 +248,15 @@ def final_cause(job: Situation, but: CauseKind | None = None) -> Cause:
     stopped_for = job.round.cause
     assert stopped_for is not None
     causes = [_DatedCause(view.round_since - stopped_for.age, stopped_for)]
-    for heard in view.reports.values():
-        causes += [_DatedCause(at, cause) for at, cause in heard.causes]
+    for entry in view.reports.values():
+        causes += [_DatedCause(at, cause) for at, cause in entry.causes]
     restarted = [each for each in causes if each.cause.why is CauseKind.RESTARTED]
     causes = [each for each in causes if each.cause.why is not CauseKind.RESTARTED]
     for rank, node in enumerate(job.members):
-        gone = view.lost_at(node.id, job.policy.lease)
+        lost_at = view.lost_at(node.id, job.policy.lease)
         explained = may_go(view, node) or any(each.cause.rank == rank for each in causes)
-        if gone is not None and now >= gone and not explained:
-            causes.append(_DatedCause(gone, lost(job, node, rank, now - gone)))
+        if lost_at is not None and now >= lost_at and not explained:
+            causes.append(_DatedCause(lost_at, lost(job, node, rank, now - lost_at)))
     first = min(causes, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is CauseKind.FAILED:
         failures = [each for each in causes if each.cause.why is CauseKind.FAILED]
@@ -355,7 +356,7 @@ def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
     round_ = view.round
     if round_ is None:
         return _only(WriteRound(Round(generation=1, state=State.OPEN), ABSENT)) if not over else Decision()
-    if round_.state is State.ENDED:
+    if round_.state is State.ENDED and (over or not round_.restart):
         return _clean(view, policy, now) if over else _only(WriteRound(_afresh(round_), view.round_revision))
     members = view.members
     if members is None:
@@ -369,6 +370,8 @@ def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
         return _forming(job)
     if round_.state is State.RUNNING:
         return _running(job)
+    if round_.state is State.ENDED:
+        return _waiting(job)
     return after_stop(job)
 
 
@@ -386,9 +389,9 @@ def _abandoned(job: Situation) -> Decision:
     disconnected.
     """
     now = job.now
-    gone = max((job.view.lost_at(node.id, job.policy.lease) or now for node in job.members), default=now)
-    if now < gone:
-        return Decision(until=gone)
+    lost_at = max((job.view.lost_at(node.id, job.policy.lease) or now for node in job.members), default=now)
+    if now < lost_at:
+        return Decision(until=lost_at)
     return _only(WriteRound(_afresh(job.round), job.view.round_revision))
 
 
@@ -524,7 +527,7 @@ def _timeout(job: Situation, nodes: Sequence[Candidate]) -> Cause:
     again = " again" if round_.cause is not None else ""
     where = f" at {policy.endpoint}" if policy.endpoint else ""
     limit = meeting_time(round_, policy)
-    headline = f"{len(nodes)} of {policy.fewest} nodes met{again}{where} within {limit:g} s"
+    headline = f"{len(nodes)} of {policy.fewest} nodes joined{again}{where} within {limit:g} s"
     missing = missing_nodes(job, nodes)
     if missing:
         headline += f"; missing {_listed(missing)}"
@@ -535,8 +538,8 @@ def _timeout(job: Situation, nodes: Sequence[Candidate]) -> Cause:
 
 def _what_to_do(policy: Policy) -> str:
     if policy.fixed_ranks or not policy.endpoint:
-        return "Start the same command on every machine."
-    return f"Start the same command on the other machines, with --master={policy.endpoint}."
+        return "Start the same command on every node."
+    return f"Start the same command on the other nodes, with --master={policy.endpoint}."
 
 
 def missing_nodes(job: Situation, nodes: Sequence[Candidate]) -> Strings:
@@ -588,7 +591,7 @@ def _forming(job: Situation) -> Decision:
     decision = Decision()
     if round_.check.turn and (again := unanswered(job, decision)) is not None:
         return _only(WriteRound(again, view.round_revision))
-    vanished = any(node.id in view.gone for node in members)
+    vanished = any(node.id in view.departed for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, job.policy.lease / 2, len(members) * ROOM
     )
@@ -609,7 +612,7 @@ def _running(job: Situation) -> Decision:
     if all(view.done(node.id) is MemberStatus.COMPLETED for node in members):
         forgiven, _ = _work(job, job.now - view.ran_since, True)
         faults = merged(known_faults(view), forgiven)
-        ended = replace(round_, state=State.ENDED, cause=None, code=0, faults=faults)
+        ended = replace(round_, state=State.ENDED, cause=None, code=0, restart=policy.watch, faults=faults)
         return _only(WriteRound(ended, view.round_revision))
     decision = Decision()
     cause = _first_lost(job, decision)
@@ -618,20 +621,37 @@ def _running(job: Situation) -> Decision:
         if cause is None and (bad := bad_spares(job)):
             decision.do(WriteRound(noted(round_, bad, view.epoch + job.now, policy), view.round_revision))
     if cause is not None:
-        left = len(members) - 1 + len(spares(job))
-        restart = cause.why is CauseKind.JOINED or policy.elastic or left >= policy.fewest
+        restart = cause.why is CauseKind.JOINED or _survives(job)
         decision.do(WriteRound(round_.stopping(cause, restart=restart), view.round_revision))
     return decision
+
+
+def _waiting(job: Situation) -> Decision:
+    """End the wait for a change (--watch) if the job has lost a node that it needs, and refuse newcomers."""
+    decision = Decision()
+    cause = _first_lost(job, decision)
+    if cause is not None and not _survives(job):
+        ended = replace(job.round, cause=cause, code=cause.code, restart=False)
+        decision.do(WriteRound(ended, job.view.round_revision))
+    else:
+        _newcomers(job, decision)
+    return decision
+
+
+def _survives(job: Situation) -> bool:
+    """Return True if the job can continue without one of its members."""
+    left = len(job.members) - 1 + len(spares(job))
+    return job.policy.elastic or left >= job.policy.fewest
 
 
 def _first_lost(job: Situation, decision: Decision) -> Cause | None:
     found: tuple[float, Cause] | None = None
     for rank, node in enumerate(job.members):
-        if may_go(job.view, node):
+        if job.round.state is State.RUNNING and may_go(job.view, node):
             continue
-        gone = gone_at(job, node, decision)
-        if gone is not None and (found is None or gone < found[0]):
-            found = gone, lost(job, node, rank, job.now - gone)
+        lost_at = lost_since(job, node, decision)
+        if lost_at is not None and (found is None or lost_at < found[0]):
+            found = lost_at, lost(job, node, rank, job.now - lost_at)
     return None if found is None else found[1]
 
 

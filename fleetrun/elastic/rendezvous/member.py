@@ -22,6 +22,9 @@ transitions.
                                                           +------------------+
                                all nodes unregister; the leader deletes the job's keys
 
+With --watch, a round that failed or completed waits in ENDED (`restart`). A change of the script leads to
+OPEN. A lost node, or a member that the user ends, ends the wait.
+
 The phases of a member in one generation (`view.py`):
 
    IDLE --> READY --> RUNNING --> STOPPING --> STOPPED --> IDLE (the next one)
@@ -47,6 +50,7 @@ from fleetrun.elastic.rendezvous.actions import (
     Fail,
     Finish,
     Leave,
+    Pause,
     Policy,
     Propose,
     ReadTopology,
@@ -66,6 +70,7 @@ from fleetrun.elastic.store import ABSENT
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError, NotNeededError, RendezvousError, UsageError
 from fleetrun.frozen import frozen
+from fleetrun.pod.policy import NOTHING_SPENT
 
 LOST_CODE = 125
 SLACK = 10.0
@@ -113,7 +118,7 @@ def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision
     if view.verdict is not None and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(error_of(view.verdict)))
     elif view.foreign:
-        text = f"another version of fleetrun, or another program, uses this job id: {view.foreign}"
+        text = f"another version of fleetrun, or another program, uses this job ID: {view.foreign}"
         decision.do(Fail(LaunchError(text)))
     else:
         _take_part(turn)
@@ -188,6 +193,10 @@ def _take_part(turn: Turn) -> None:
         _continue(turn, round_)
     elif view.up and round_ is not None and round_.state in TAKING_PART:
         _accept_place(turn, round_)
+    elif view.up and round_ is not None and round_.restart:
+        policy = turn.policy
+        there = Waiting(present=round_.size, fewest=policy.fewest, most=policy.most, spare=True)
+        turn.decision.waiting = there
     give_up(turn)
 
 
@@ -197,7 +206,7 @@ def _without_round(turn: Turn) -> None:
     """
     own, decision = turn.own, turn.decision
     if turn.view.cleared:
-        text = f"the job ended while {own.node.title} was disconnected; its result is not known here"
+        text = f"the job ended while {own.node.title} was disconnected, so its result is unknown"
         if own.phase is Phase.RUNNING:
             decision.do(Stop(store_lost(text), False, at_once=True))
         decision.do(Fail(LaunchError(text)))
@@ -251,6 +260,28 @@ def _continue(turn: Turn, round_: Round) -> None:
     elif round_.state is State.STOPPING and own.phase in (Phase.READY, Phase.RUNNING):
         assert round_.cause is not None
         decision.do(Stop(round_.cause, round_.restart))
+    elif round_.state is State.ENDED:
+        _wait_for_change(turn, round_)
+
+
+def _wait_for_change(turn: Turn, round_: Round) -> None:
+    own, decision = turn.own, turn.decision
+    if own.phase is Phase.RUNNING:
+        decision.do(Stop(round_.cause, True) if round_.cause is not None else Finish())
+    elif own.phase is Phase.STOPPED and not own.paused:
+        decision.do(Pause(round_))
+    elif own.paused and own.failure is not None:
+        following = replace(round_, restart=False)
+        if own.failure.restart:
+            following = replace(
+                following.again(),
+                attempts=round_.attempts + 1,
+                restarts=0,
+                spent=NOTHING_SPENT,
+                cause=own.failure.cause,
+                code=0,
+            )
+        decision.do(WriteRound(following, turn.view.round_revision))
 
 
 def _stop_round(turn: Turn, failure: Failure, round_: Round) -> WriteRound:
@@ -303,7 +334,7 @@ def _end(turn: Turn, last: Round) -> None:
     if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, turn.policy):
         decision.do(End(0, None))
     elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
-        decision.do(Fail(NotNeededError("the job completed before this node could take part in it")))
+        decision.do(Fail(NotNeededError("the job completed before this node could join")))
     elif not own.is_in(last):
         if own.active and not own.killed:
             decision.do(Stop(disconnected(own), False, at_once=True))
@@ -380,7 +411,7 @@ def _never_reached(own: MemberState, policy: Policy) -> RendezvousError:
     where = f" {policy.endpoint}" if policy.endpoint else ""
     why = f": {own.why_down.removeprefix(policy.endpoint + ': ')}" if own.why_down else ""
     return RendezvousError(
-        f"the rendezvous store{where} was not reached within {policy.rdzv_timeout:g} s{why}",
+        f"cannot reach the rendezvous store{where} within {policy.rdzv_timeout:g} s{why}",
         hint="Start the node that --master names, or check the address and the network.",
     )
 
@@ -392,7 +423,7 @@ def _not_back(own: MemberState, policy: Policy) -> RendezvousError:
 
 
 def _not_met(limit: float) -> RendezvousError:
-    return RendezvousError(f"the nodes did not meet within {limit:g} s")
+    return RendezvousError(f"the nodes did not join within {limit:g} s")
 
 
 def _end_alone(own: MemberState) -> Sequence[Stop | End]:
@@ -405,7 +436,7 @@ def _end_alone(own: MemberState) -> Sequence[Stop | End]:
 
 
 def _end_unknown(own: MemberState) -> Sequence[Stop | Fail]:
-    text = f"the rendezvous store is gone ({own.why_down}): how the other nodes ended is not known"
+    text = f"the rendezvous store is lost ({own.why_down}), so the ends of the other nodes are unknown"
     return Stop(store_lost(text), False), Fail(LaunchError(text))
 
 

@@ -6,32 +6,23 @@ The rules of the rendezvous are elsewhere.
 from __future__ import annotations
 
 import json
-import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from fleetrun.aliases import Fields, Numbers, Strings, Texts
+from fleetrun.decoding import WRONG, BadRecordError, finite, of_bytes, of_fields, optional, texts
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.frozen import frozen_by_name
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
 from fleetrun.record.faults import MachineFaults, read_faults
 
-T = TypeVar("T")
-
 MOST_BYTES = 64 << 20
 """Limit of an unpacked record. A topology of 100,000 nodes has about 20 MB."""
-
-WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""The exceptions that reading JSON of unknown origin may raise."""
-
-
-class BadRecordError(ValueError):
-    """The value is not a record of this kind. Another version of fleetrun, or another program, wrote it."""
 
 
 class State(StrEnum):
@@ -138,7 +129,10 @@ class Round:
     """Seconds of work of nodes with faults since their last fault, in generations that made new steps."""
     cause: Cause | None = None
     """In an OPEN or FORMING round, the cause that ended the previous generation."""
-    restart: bool = False  # True in a STOPPING round if another generation follows
+    restart: bool = False
+    """True in a STOPPING round if another generation follows. True in an ENDED round if another generation
+    follows a change of the script (--watch).
+    """
     after: float = 0.0  # in a STOPPING round, seconds until the next generation at the earliest
     code: int = 0  # the exit code of an ENDED round
     topology: str = ""
@@ -253,16 +247,8 @@ def read_topology(data: bytes) -> Nodes:
         raise BadRecordError(str(error) or type(error).__name__) from None
 
 
-def _seconds(value: Any) -> float:
-    """Read a finite number, because times are compared."""
-    seconds = float(value)
-    if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is not a time")
-    return seconds
-
-
-def _measure(value: Any) -> float:
-    number = _seconds(value)
+def _measure(value: object) -> float:
+    number = finite(value)
     if number < 0:
         raise ValueError(f"{number} is less than nothing")
     return number
@@ -274,10 +260,6 @@ def _code(value: Any) -> int:
     if not 0 <= code <= 255:
         raise ValueError(f"{code} is not an exit code")
     return code
-
-
-def _texts(value: Any) -> Strings:
-    return tuple(map(str, value))
 
 
 def _options(fields: Fields) -> dict[str, str]:
@@ -299,37 +281,21 @@ def _causes(value: Any) -> tuple[Cause, ...]:
     return tuple(map(_cause, value))
 
 
-def _optional(kind: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    return lambda value: None if value is None else kind(value)
-
-
-def _of_fields(record: Callable[..., T], **kinds: Callable[[Any], Any]) -> Callable[[Fields], T]:
-    """Return a function that reads a record from a JSON object, each field by its kind.
-
-    Fields of later versions are ignored, and missing fields get their defaults.
-    """
-
-    def read(fields: Fields) -> T:
-        return record(**{name: kinds[name](value) for name, value in fields.items() if name in kinds})
-
-    return read
-
-
-_step = _optional(int)
-_check = _of_fields(Check, turn=int, usual=_measure, within=_measure, done=int, suspects=_texts)
-_cause = _of_fields(
-    Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=_texts,
-    age=_seconds, symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
+_step = optional(int)
+_check = of_fields(Check, turn=int, usual=_measure, within=_measure, done=int, suspects=texts)
+_cause = of_fields(
+    Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=texts,
+    age=finite, symptom=bool, time=finite, step=_step, error=str, machine=str, suspicion=str,
     requested=bool,
 )  # fmt: skip
 _numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
-read_measured = _of_fields(Measured, **_numbers, error=str, link_error=str)
+read_measured = of_fields(Measured, **_numbers, error=str, link_error=str)
 """Read the output of `doctor.check`. Raises one of `WRONG`."""
 
 
 def _spent(fields: Fields) -> Spent:
     return Spent(
-        tuple(map(_seconds, fields["times"])),
+        tuple(map(finite, fields["times"])),
         _step(fields["step"]),
         str(fields["error"]),
         _step(fields.get("last")),
@@ -337,9 +303,9 @@ def _spent(fields: Fields) -> Spent:
     )
 
 
-_any_round = _of_fields(
+_any_round = of_fields(
     Round, generation=int, state=State, size=int, attempts=int, restarts=int, spent=_spent, losses=_spent,
-    faults=read_faults, worked=_worked, cause=_optional(_cause), restart=bool, after=_seconds, code=_code,
+    faults=read_faults, worked=_worked, cause=optional(_cause), restart=bool, after=finite, code=_code,
     topology=str, check=_check,
 )  # fmt: skip
 
@@ -351,30 +317,18 @@ def _round(fields: Fields) -> Round:
     return found
 
 
-def _of_bytes(read: Callable[[Fields], T]) -> Callable[[bytes], T]:
-    """Return a function that reads a record from bytes and raises BadRecordError."""
-
-    def decoded(data: bytes) -> T:
-        try:
-            return read(json.loads(data))
-        except WRONG as error:
-            raise BadRecordError(str(error) or type(error).__name__) from None
-
-    return decoded
-
-
-read_node = _of_bytes(
-    _of_fields(
+read_node = of_bytes(
+    of_fields(
         Node, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
         software=str, has_store=bool, options=_options, offer=_offer,
     )
 )  # fmt: skip
-read_round = _of_bytes(_round)
-read_report = _of_bytes(
-    _of_fields(Report, done=MemberStatus, causes=_causes, step=_step, measured=_optional(read_measured))
+read_round = of_bytes(_round)
+read_report = of_bytes(
+    of_fields(Report, done=MemberStatus, causes=_causes, step=_step, measured=optional(read_measured))
 )
-read_verdict = _of_bytes(_of_fields(Verdict, code=_code, message=str, hint=str))
-read_census = _of_bytes(_of_fields(Census, present=int, missing=_texts))
+read_verdict = of_bytes(of_fields(Verdict, code=_code, message=str, hint=str))
+read_census = of_bytes(of_fields(Census, present=int, missing=texts))
 
 
 # ---- Keys
@@ -387,15 +341,10 @@ LEADER_KEY = "state/leader"
 ROUND_KEY = "state/round"
 CENSUS_KEY = "state/census"
 
-ASKS_PREFIX = "state/asks/"
-"""Questions of one node to the others, which watch `state/` anyway. See `inquiry.py`."""
-
 REQUESTS_PREFIX = "state/requests/"
-"""Requests of commands to the nodes. See `requests.py`."""
+"""Requests of commands and nodes to the nodes. See `ask_wire.py`."""
 
 ANSWERS_PREFIX = "answers/"
-IMPORTS_KEY = "imports"
-"""With --warm, the modules that spares may import. Only spares watch the key."""
 REPORTS_PREFIX = "reports/"
 TOPOLOGY_PREFIX = "topology/"
 EVERYTHING = ""
@@ -423,14 +372,10 @@ def topology_key(name: str) -> str:
     return f"{TOPOLOGY_PREFIX}{name}"
 
 
-def ask_key(question: str) -> str:
-    return f"{ASKS_PREFIX}{question}"
-
-
 def request_key(name: str) -> str:
     return f"{REQUESTS_PREFIX}{name}"
 
 
-def answers_prefix(question: str) -> str:
-    """Return the directory of the answers to one question. Only the asking node watches it."""
-    return f"{ANSWERS_PREFIX}{question}/"
+def answers_prefix(name: str) -> str:
+    """Return the directory of the answers to one request. Only the asker watches it."""
+    return f"{ANSWERS_PREFIX}{name}/"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain
 
+from fleetrun.decoding import BadRecordError
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import (
-    BadRecordError,
     Cause,
     Census,
     MemberStatus,
@@ -90,14 +90,14 @@ class View:
         """The faults that nodes have brought along."""
         self.nodes_since = now
         """When a node last arrived or left."""
-        self.gone: dict[str, float] = {}
+        self.departed: dict[str, float] = {}
         """The nodes that left while this node was connected, with the times."""
         self.closed: set[str] = set()
         """Nodes that closed their connection to the store, because their launchers have ended."""
         self.reports: dict[str, ReceivedReport] = {}
         """The reports of the round's generation."""
         self.others: dict[str, Entry] = {}
-        """Entries of other protocols, such as `inquiry.py`."""
+        """Entries of other protocols, such as `ask_wire.py`."""
         self.topologies_seen = 0
         """Number of topologies that this node has learned. It makes the names of its own topologies
         unique.
@@ -151,7 +151,7 @@ class View:
     def left(self, id_: str, now: float) -> None:
         """Note that the entry of a node is missing in the store itself."""
         if id_ not in self.nodes:
-            self.gone.setdefault(id_, now)
+            self.departed.setdefault(id_, now)
 
     def lost_at(self, id_: str, lease: float) -> float | None:
         """Return when a node left, or will count as lost if it stays absent. Return None while it is present.
@@ -161,12 +161,12 @@ class View:
         """
         if id_ in self.nodes:
             return None
-        return self.gone.get(id_, max(self.whole_since, self.led_since) + lease)
+        return self.departed.get(id_, max(self.whole_since, self.led_since) + lease)
 
     def done(self, id_: str) -> MemberStatus | None:
         """Return the progress of a member, or None before its first report."""
-        heard = self.reports.get(id_)
-        return None if heard is None else heard.report.done
+        entry = self.reports.get(id_)
+        return None if entry is None else entry.report.done
 
     # ---- updating
 
@@ -257,7 +257,7 @@ class View:
         self.nodes[id_] = Candidate(node, entry.created, entry.revision, since, fits)
         if node.faults:
             self.faults = merged(self.faults, node.faults)
-        self.gone.pop(id_, None)
+        self.departed.pop(id_, None)
         self.closed.discard(id_)
         if not again:
             self.nodes_since = now
@@ -283,7 +283,7 @@ class View:
             self._missed |= name == self.me
             self.nodes_since = now
             if seen:
-                self.gone[name] = now
+                self.departed[name] = now
             if closed:
                 self.closed.add(name)
         elif folder == "reports":
@@ -371,12 +371,14 @@ class MemberState:
     """True if it had to stop immediately."""
     seen_alive: bool = False
     """True if this node has seen the job before its end."""
+    paused: bool = False
+    """True while it waits for a change of the script (--watch)."""
     last: Round | None = None
     """The end of the job."""
     was_up: bool = False
     down_since: float | None = None
     why_down: str = ""
-    told_down: set[str] = field(default_factory=set)
+    reported_outages: set[str] = field(default_factory=set)
     """The reasons of this outage that the user has seen."""
     downs: int = 0
     step: int | None = None
@@ -410,12 +412,12 @@ class MemberState:
         """Become a member of a generation."""
         self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
         self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None
-        self.killed, self.step, self.measured = False, None, None
+        self.killed, self.paused, self.step, self.measured = False, False, None, None
 
     def rest(self) -> None:
         """Leave the generation."""
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
-        self.failure, self.causes = None, []
+        self.failure, self.causes, self.paused = None, [], False
 
     def own(self, cause: Cause) -> Cause:
         """Return a cause with this node's name and rank."""

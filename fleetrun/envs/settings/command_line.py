@@ -103,7 +103,7 @@ Choices = dict[str, Choice]
 """Maps the option's name to its choice. Options that were not set are absent."""
 
 
-def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
+def parsed(option: Option, origin: str, text: str, prefix: str = "") -> object:
     """Parse a text, after adding `prefix` in front if it is missing.
 
     Raises UsageError, which names `origin`, the spelling or the environment variable.
@@ -112,8 +112,8 @@ def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
         return option.parse(prefix + text.strip().removeprefix(prefix))
     except InvalidValue as error:
         hint = f"Did you mean {either(error.meant)}?" if error.meant else None
-        said = f"{origin} is not valid" if option.secret else f"{origin} is {_short(text)!r}"
-        raise UsageError(f"{said}; {error}", hint=hint) from None
+        problem = f"{origin} is not valid" if option.secret else f"{origin} is {_short(text)!r}"
+        raise UsageError(f"{problem}; {error}", hint=hint) from None
 
 
 def _short(text: str) -> str:
@@ -184,7 +184,7 @@ def _take(words: list[str]) -> tuple[str, Option, str]:
     if not equals:
         text = _value(spelling, option, words)
     elif option.takes is Takes.NOTHING and text.lower() not in TRUE_WORDS | FALSE_WORDS:
-        raise UsageError(f"{spelling} takes no value, but was given {text!r}")
+        raise UsageError(f"{spelling} takes no value, but has {text!r}")
     return spelling, option, text
 
 
@@ -211,7 +211,7 @@ def _find(spelling: str) -> Option:
     if retired is not None:
         raise UsageError(f"{spelling} {retired}")
     meant = closest(name, _SUGGESTED)
-    hint = "`fleetrun --help` lists the options; the script's own go after the script."
+    hint = "`fleetrun --help` lists the options. Put the options of your script after the script."
     if meant:
         hint = f"Did you mean {either(tuple(f'--{word}' for word in meant))}?"
     raise UsageError(f"unknown option {spelling}", hint=hint)
@@ -232,5 +232,5 @@ def _check_script(script: str) -> None:
         raise UsageError(RETIRED_SCRIPTS[script])
     if script.startswith(_DASHES):
         raise UsageError(
-            f"{script!r} begins with a typographic dash", hint="Options begin with two hyphens, as in --gpus."
+            f"{script!r} starts with a typographic dash", hint="Options start with two hyphens, as in --gpus."
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
@@ -45,6 +44,7 @@ from fleetrun.envs.settings.parsing import (
 from fleetrun.envs.settings.toml import key_lines, nearest_line
 from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
+from fleetrun.files import open_plain
 from fleetrun.frozen import frozen
 
 # ---- Documents: regular TOML files of a limited size, with the files that they include
@@ -72,7 +72,7 @@ def printable_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
-def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
+def read_documents(name: str, origin: str) -> list[TomlDocument]:
     """Read the file and all included files, weakest first.
 
     A file overrides the files that it includes. Among included files, a later file overrides an earlier one.
@@ -109,7 +109,7 @@ def _included(document: TomlDocument) -> list[str]:
     return names
 
 
-def read_document(name: str, origin: str = "--config") -> TomlDocument:
+def read_document(name: str, origin: str) -> TomlDocument:
     """Read one file. Raises UsageError."""
     return _document(name, _text(name, origin), origin)
 
@@ -120,7 +120,7 @@ def _document(name: str, text: str, origin: str) -> TomlDocument:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(_invalid_toml(printable_name(name), str(error), text)) from None
     except (RecursionError, ValueError) as error:  # nested brackets, or a number of thousands of digits
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        why = "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UsageError(f"{origin} {printable_name(name)} cannot be read: {why}") from None
     return TomlDocument(name, Path(name).absolute().parent, tree, key_lines(text))
 
@@ -136,20 +136,13 @@ def _invalid_toml(name: str, error: str, text: str) -> str:
 
 def _text(name: str, origin: str) -> str:
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not block
+        with os.fdopen(open_plain(Path(name)), "rb") as file:
+            data = file.read(LARGEST + 1)
     except OSError as error:
-        hint = (
-            "fleetrun init writes a job file to start from." if isinstance(error, FileNotFoundError) else None
-        )
+        hint = "`fleetrun init` writes a job file." if isinstance(error, FileNotFoundError) else None
         raise UsageError(
             f"{origin} {printable_name(name)} cannot be read: {error.strerror}", hint=hint
         ) from None
-    try:
-        data = _bytes(fd, f"{origin} {printable_name(name)}")
-    except OSError as error:
-        raise UsageError(f"{origin} {printable_name(name)} cannot be read: {error.strerror}") from None
-    finally:
-        os.close(fd)
     if len(data) > LARGEST:
         raise UsageError(
             f"{origin} {printable_name(name)} is too large for a job file: more than {LARGEST >> 10} KiB"
@@ -158,29 +151,20 @@ def _text(name: str, origin: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise UsageError(f"{printable_name(name)}:{line}: it is not valid UTF-8") from None
-
-
-def _bytes(fd: int, what: str) -> bytes:
-    kind = os.fstat(fd).st_mode
-    if not stat.S_ISREG(kind):
-        raise UsageError(f"{what} is {'a directory' if stat.S_ISDIR(kind) else 'not a regular file'}")
-    data = b""
-    while len(data) <= LARGEST and (more := os.read(fd, LARGEST + 1)):
-        data += more
-    return data
+        raise UsageError(f"{printable_name(name)}:{line}: this line is not valid UTF-8") from None
 
 
 # ---- Keys: valid keys, suggestions for wrong ones, and the merged entries of all documents
 
 _COMMAND_LINE_ONLY = {
-    "config": "is for the command line only; a job file has include",
+    "config": "is for the command line only; a job file uses include",
     "save": "is for the command line only, with --dry_run",
 }
 _TOP_LEVEL_KEYS = ("include", "script", "args", "variables", "environment", "roles")
 _ROLE_KEYS = ("script", "args", "module", "no_python", "count", "environment", "resources")
 _EVALUATOR_KEYS = (*_ROLE_KEYS, "on")
 _RESOURCES = ("devices", "threads")
+_ROLES = ("trainer", "server", "evaluator", "coordinator", "heter")
 _SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
 
 Key = Strings
@@ -258,7 +242,9 @@ def _option(entry: Entry) -> Option:
     if normal(name) in RETIRED:
         raise entry.wrong(RETIRED[normal(name)])
     if normal(name) in TORCHRUN:
-        raise entry.wrong(f"is torchrun's, for the command line only; there it {TORCHRUN[normal(name)].help}")
+        raise entry.wrong(
+            f"is an option of torchrun, only for the command line, where it {TORCHRUN[normal(name)].help}"
+        )
     raise _unknown(entry, (*_TOP_LEVEL_KEYS, *_SPELLINGS), "an option of fleetrun")
 
 
@@ -268,7 +254,7 @@ def _unknown(entry: Entry, known: Iterable[str], what: str) -> UsageError:
     if meant:
         hint = f"Did you mean {either(meant)}?"
     else:
-        hint = "fleetrun --help lists the options." if len(words) > 20 else f"Valid are {', '.join(words)}."
+        hint = "`fleetrun --help` lists the options." if len(words) > 20 else f"Valid: {', '.join(words)}."
     return UsageError(f"{entry.where}: {entry.name} is not {what}", hint=hint)
 
 
@@ -278,7 +264,7 @@ def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
         if not name or "=" in name or not name.isprintable():
             raise each.wrong("is not a valid variable name")
         if name in BY_VARIABLE:
-            raise each.wrong(f"is an option of fleetrun: write {BY_VARIABLE[name]} = ... instead")
+            raise each.wrong(f"is an option of fleetrun; write {BY_VARIABLE[name]} = ... instead")
         if is_owned(name):
             raise each.wrong("is set by fleetrun for each process")
         yield (*key, name), each
@@ -288,14 +274,10 @@ def _roles(entry: Entry) -> Iterator[tuple[Key, Entry]]:
     for path, each in _table(entry):
         role = ROLE_WORDS.get(path[-1])
         if role is None:
-            raise _unknown(each, dict.fromkeys(_role_names()), "a role")
+            raise _unknown(each, _ROLES, "a role")
         yield ("role", role), each
         for _, part in _table(each):
             yield from _role(part, role)
-
-
-def _role_names() -> list[str]:
-    return ["trainer", "server", "evaluator", "coordinator", "heter"]
 
 
 def _role(entry: Entry, role: Role) -> Iterator[tuple[Key, Entry]]:
@@ -340,16 +322,16 @@ class Filling:
         for name, entry in self._own.items():
             if not _NAME.fullmatch(name) or name == HERE:
                 raise entry.wrong(
-                    "is not a valid variable name", hint="Use letters, digits and _; `here` is reserved."
+                    "is not a valid variable name", hint="Use letters, digits and _, but not the name `here`."
                 )
             if not isinstance(entry.value, str | int | float):
                 raise entry.wrong("must be a string or a number")
 
-    def filled(self, entry: Entry) -> Any:
+    def filled(self, entry: Entry) -> object:
         """Return the value of an entry with variables filled in. Raises UsageError."""
         return self._value(entry.value, entry, ())
 
-    def _value(self, value: Any, entry: Entry, within: Strings) -> Any:
+    def _value(self, value: object, entry: Entry, within: Strings) -> Any:
         if isinstance(value, str):
             return self._text(value, entry, within)
         if isinstance(value, list):
@@ -368,7 +350,7 @@ class Filling:
             name = match[1]
             if name is None or not _NAME.fullmatch(name):
                 raise entry.wrong(
-                    f"has {match[0]!r}; a variable is ${{NAME}}", hint="$${ stands for ${ itself."
+                    f"has {match[0]!r}; write a variable as ${{NAME}}", hint="$${ stands for ${ itself."
                 )
             return self._variable(name, entry, within)
 
@@ -405,7 +387,7 @@ def plain(value: str | int | float) -> str:
 _LARGEST = 1 << 63
 
 
-def load_job_file(name: str, environ: Environ, origin: str = "--config") -> JobFile:
+def load_job_file(name: str, environ: Environ, origin: str) -> JobFile:
     """Load the job file `name` with all included files. Raises UsageError, which names file, line and key."""
     return _Reader(merged(read_documents(name, origin)), environ).job_file()
 
@@ -507,7 +489,7 @@ class _Reader:
     def _on(self, key: Key) -> bool:
         entry, value = self._get(key)
         if entry is not None and value not in ("first", "each"):
-            raise entry.wrong(f'is {value!r}; it must be "first" (machine) or "each"')
+            raise entry.wrong(f'is {value!r}; it must be "first" (only on the first node) or "each"')
         return bool(value == "each")
 
     def _devices(self, key: Key) -> Strings:
@@ -520,7 +502,7 @@ class _Reader:
 
     # ---- kinds of values
 
-    def _get(self, key: Key) -> tuple[Entry | None, Any]:
+    def _get(self, key: Key) -> tuple[Entry | None, object]:
         entry = self._entries.get(key)
         return entry, None if entry is None else self._filling.filled(entry)
 
@@ -561,7 +543,7 @@ class _Reader:
         return tuple(found)
 
 
-def option_texts(option: Option, value: Any) -> Strings:
+def option_texts(option: Option, value: object) -> Strings:
     """Return a value from a job file or from Python as texts for the command line. Raises InvalidValue.
 
     The result has several texts if the option repeats.
@@ -583,7 +565,7 @@ def option_texts(option: Option, value: Any) -> Strings:
     return (joint.join(parts),)
 
 
-def scalar_text(value: Any) -> str:
+def scalar_text(value: object) -> str:
     """Return one value as text for the command line. Raises InvalidValue."""
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         raise InvalidValue("is too large a number")
@@ -594,7 +576,7 @@ def scalar_text(value: Any) -> str:
     return plain(value)
 
 
-def _scalar(value: Any, entry: Entry) -> str:
+def _scalar(value: object, entry: Entry) -> str:
     try:
         return scalar_text(value)
     except InvalidValue as error:

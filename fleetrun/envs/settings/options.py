@@ -31,11 +31,11 @@ class Group(StrEnum):
 
     JOB = "What to run"
     PROCESSES = "Processes and devices"
-    MACHINES = "Machines"
+    MACHINES = "Nodes"
     FAILURE = "Failures"
     OUTPUT = "Output"
     SERVERS = "Parameter servers"
-    ENGINES = "Engines of clusters"
+    ENGINES = "Schedulers"
     OTHER = "Other"
     PADDLE = "As in Paddle"
     TORCHRUN = "As in torchrun"
@@ -66,7 +66,7 @@ class Option:
     """
 
     name: str = ""
-    default: Any = None
+    default: object = None
     parse: Parser
     group: Group
     help: str
@@ -108,7 +108,7 @@ class Option:
         return "none" if self.default in (None, ()) else str(self.default)
 
 
-def option(default: Any, parse: Parser | Strings, metavar: str, **rest: Any) -> Any:
+def option(default: object, parse: Parser | Strings, metavar: str, **rest: Any) -> Any:
     """Declare an option as a field, which also names it. `parse` may be a tuple of words to choose from."""
     if isinstance(parse, tuple):
         parse, rest = choice(*parse), {"choices": parse, **rest}
@@ -121,12 +121,12 @@ def switch(default: bool, **rest: Any) -> Any:
     return option(default, boolean, "", **({"takes": Takes.NOTHING} | rest))
 
 
-def options_of(settings: type[Any]) -> dict[str, Option]:
+def options_of(settings: type[object]) -> dict[str, Option]:
     """Return the options among the fields of a dataclass by name, in field order."""
     return {
-        name: replace(said["metadata"]["option"], name=name)
-        for name, said in field_arguments(settings).items()
-        if "metadata" in said
+        name: replace(arguments["metadata"]["option"], name=name)
+        for name, arguments in field_arguments(settings).items()
+        if "metadata" in arguments
     }
 
 
@@ -136,7 +136,12 @@ def _named(*options: Option) -> Mapping[str, Option]:
 
 _bare = partial(Option, parse=boolean, takes=Takes.NOTHING)
 ACTIONS = _named(
-    _bare(name="help", short="-h", group=Group.OTHER, help="Show this help; -h: the most used part of it."),
+    _bare(
+        name="help",
+        short="-h",
+        group=Group.OTHER,
+        help="Show all options and commands; -h: the most common ones.",
+    ),
     _bare(name="version", group=Group.OTHER, help="Show the version."),
     Option(
         name="show_completion",
@@ -154,18 +159,26 @@ SHORTHANDS = _named(
         name="verbose",
         short="-v",
         group=Group.OUTPUT,
-        help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
+        help="Short for --log_level DEBUG: also show all settings, environments and pids.",
     ),
     _bare(
         name="quiet",
         short="-q",
         group=Group.OUTPUT,
-        help="As --log_level ERROR --display plain: the script's output, and errors.",
+        help="Short for --log_level ERROR --display plain: show only the output of the script, and errors.",
     ),
+    _bare(
+        name="debug_on_error",
+        group=Group.FAILURE,
+        help="Short for --debug error: keep a failed process at its traceback, for `fleetrun debug`.",
+    ),
+    _bare(name="no_debug", group=Group.FAILURE, help="Short for --debug off: let `breakpoint()` fail."),
 )
 SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verbose": (("log_level", "DEBUG"),),
     "quiet": (("log_level", "ERROR"), ("display", "plain")),
+    "debug_on_error": (("debug", "error"),),
+    "no_debug": (("debug", "off"),),
 }
 """The options that each shorthand sets. An option on the command line has priority."""
 
@@ -182,23 +195,23 @@ def normal(word: str) -> str:
     return word.removeprefix("--").replace("-", "_")
 
 
-_AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
+_AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have. Remove it"
 
 RETIRED: Texts = {
-    "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
+    "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have. Start a job per trial",
     "auto_parallel_config": _AUTO_PARALLEL,
     "auto_cluster_config": _AUTO_PARALLEL,
     "cluster_topo_path": _AUTO_PARALLEL,
     "rank_mapping_path": _AUTO_PARALLEL,
     "enable_auto_mapping": _AUTO_PARALLEL,
     "scale": "had no effect in Paddle either; use --nnodes MIN:MAX",
-    "force": "had no effect in Paddle either: leave it out",
-    "use_env": "is what fleetrun always does: leave it out",
+    "force": "had no effect in Paddle either. Remove it",
+    "use_env": "is what fleetrun always does. Remove it",
 }
 """Options of other launchers, each with the second half of a sentence about it."""
 
 RETIRED_SCRIPTS: Texts = {
-    "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not support them",
+    "ipu": "'ipu' selects Graphcore devices in Paddle; fleetrun does not support them",
     "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
 }
 """Words that Paddle accepts in place of a script."""
@@ -337,158 +350,166 @@ class LaunchSettings:
         help="SCRIPT is a program, even if its name ends in .py.")
     config: str | None = _job(
         None, parsing.nonempty, "FILE",
-        help="Job file; what is typed or set by a variable wins over it. See `fleetrun init`.")
+        help="Job file. The command line and environment variables override it. See `fleetrun init`.")
     run_mode: Mode = _job(
         Mode.COLLECTIVE, parsing.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
-        help="How the processes work together.",
+        help="How the processes exchange gradients.",
         shown_default="ps when servers or trainers are given, else collective")
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
-        help="Name of the job; the names of its log files begin with it.")
+        help="Name of the job. The names of its log files start with it.")
     env: Strings = _job(
         (), parsing.variables, "NAME[=VALUE]", repeats=True,
-        help="A variable for all processes: NAME=VALUE; NAME or a pattern such as 'NCCL_*' passes on those "
-             "of this environment, secrets by NAME only.")
+        help="Set an environment variable for all processes: NAME=VALUE. NAME, or a pattern such as "
+             "'NCCL_*', passes on variables of this shell. Patterns skip secrets, so give their NAME.")
     timeout: float | None = _job(
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
-        help="Stop a job that runs longer than this, with exit code 124.")
+        help="Stop the job after this time, with exit code 124.")
+    watch: bool = switch(
+        False, group=Group.JOB, modes=PROCESSES,
+        help="Start all processes again when the script or one of its own modules changes on any node. A job "
+             "that ends or fails waits for the next change. --max_restart is then 0 by default.")
     dry_run: bool = switch(
-        False, group=Group.JOB, brief="print what would be started; start nothing",
-        help="Print what would be started; start nothing.")
+        False, group=Group.JOB, brief="print the plan, and start nothing",
+        help="Print the commands, environments and ports of all processes, and start nothing.")
     json: bool = switch(
         False, group=Group.JOB,
-        help="Print JSON: the plan of --dry_run as one document, else events, as --display json does.")
+        help="Print JSON: one document with --dry_run, else one event per line, like --display json.")
     save: str | None = _job(
-        None, parsing.nonempty, "FILE", help="Write the settings to a job file, for `fleetrun up`.")
+        None, parsing.nonempty, "FILE", help="Save the settings as a job file for `fleetrun up`.")
 
     nproc_per_node: int | str | None = _process(
         None, parsing.count_or_word("auto", "gpu", "xpu", "cpu"), "N",
         env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
-        modes=PROCESSES, brief="processes on this machine [one per device, else 1]",
-        help="Number of processes on this machine. gpu, xpu: one per device; cpu: one per core; auto: gpu if "
-             "there is one, else cpu.",
-        shown_default="one per device, 1 without devices")
+        modes=PROCESSES, brief="processes on this node [one per device, else 1]",
+        help="Number of processes on this node. gpu, xpu: one per device; cpu: one per core; auto: gpu "
+             "if the node has one, else cpu.",
+        shown_default="one per device, or 1")
     devices: Strings = _process(
         (), parsing.device_list, "LIST", aliases=("gpus",),
         paddle=("selected_gpus", "xpus", "selected_xpus", "npus"), env=("PADDLE_DEVICES",),
-        brief="devices to use, as 0,1 [all visible ones]",
-        help="Devices to use, as 0,1 or by UUID. Numbers count within CUDA_VISIBLE_DEVICES.",
-        shown_default="all visible ones")
+        brief="devices to use, such as 0,1 [all visible]",
+        help="Devices to use: 0,1 or UUIDs. Numbers are positions in CUDA_VISIBLE_DEVICES.",
+        shown_default="all visible devices")
     device_kind: str = "gpu"
     visible_devices: str = _process(
         "node", ("node", "process"), "WHOSE",
         env=("FLEETRUN_VISIBLE_DEVICES",),
-        help="Devices that a process sees: all of its node, with LOCAL_RANK as index, or only its own.")
+        help="Devices that each process sees. node: all devices of the job on this node, with "
+             "LOCAL_RANK as index; process: only its own.")
     backend: str = _process(
         "auto", _BACKENDS, "NAME", env=("PADDLE_DISTRI_BACKEND",),
         modes=COLLECTIVE,
-        help="Backend of collectives; auto: nccl on GPUs, else gloo.")
+        help="Backend of collectives. auto: nccl on GPUs, else gloo.")
     numa_binding: str = _process(
         "off", ("off", "node", "socket", "exclusive", "core-complex"), "HOW", modes=COLLECTIVE,
-        help="Run each process on the cores of the NUMA node or socket of its GPU, on its share of the "
-             "node's (exclusive), or on some that share a cache (core-complex); off: on any.")
+        help="Bind each process to CPU cores near its GPU. node: cores of the NUMA node; socket: cores "
+             "of the socket; exclusive: its share of the NUMA node; core-complex: cores that share a cache.")
 
     nnodes: tuple[int, int] = _machine(
-        (1, 1), parsing.node_range, "N|MIN:MAX", paddle=("np",), brief="machines; MIN:MAX: as many as come",
+        (1, 1), parsing.node_range, "N|MIN:MAX", paddle=("np",), brief="nodes; MIN:MAX: as many as join",
         env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
-        help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
+        help="Number of nodes. MIN:MAX: elastic, nodes may join and leave.", shown_default="1")
     master: str | None = _machine(
         None, parsing.rendezvous_address, "ADDRESS", paddle=("elastic_server",),
-        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"), brief="where they meet: host:port of one of them",
-        help="Where machines meet: host:port (served by the launcher there), H1,H2,H3 (by those three, of "
-             "which any one may be lost; embedded:3: the first three of --ips), or etcd://host:port,...",
-        shown_default="this machine says")
+        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"), brief="where nodes join: host:port of one node",
+        help="Where nodes join: host:port of one node; H1,H2,H3 for three nodes, of which any one may "
+             "fail; embedded:3 for the first three of --ips; or etcd://host:port,...",
+        shown_default="this node, which prints it")
     ips: Strings = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
-        help="The machines in order of rank. They meet at the first.", shown_default="this one")
+        help="The nodes in order of rank. They join at the first one.", shown_default="this node")
     rank: int = _machine(
         -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),
-        help="Rank of this machine; -1: any.")
+        help="Rank of this node. -1: any.")
     token_file: str | None = _machine(
         None, parsing.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
-        help="File with the job's secret, 16 characters or more: only machines that have it can join, and "
-             "their traffic is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+        help="File with the token of the job, 16 characters or more. Only nodes with this token can "
+             "join, and their traffic is encrypted. FLEETRUN_TOKEN can hold the token itself.")
     on_node_loss: NodeLoss = _machine(
         NodeLoss.FAIL, parsing.node_loss, "WHAT", choices=tuple(map(str, NodeLoss)),
         paddle=("elastic_level",), env=_LOSS_VARIABLES,
-        help="When a machine is lost: end the job, wait for a replacement (also after a failed process), or "
-             "continue with the remaining machines, if there are enough.",
-        shown_default="fail; shrink with MIN:MAX")
+        help="After a node is lost: end the job; wait for a replacement, also after a failed process; "
+             "or continue with the remaining nodes, if there are enough.",
+        shown_default="fail, or shrink with MIN:MAX")
     elastic_timeout: float = _machine(
         30.0, parsing.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
-        help="How long to wait for more machines, or for a replacement.",
+        help="How long to wait for more nodes, or for a replacement.",
         shown_default="30s")
     spares: int = _machine(
         0, parsing.whole(0, 65534), "N", env=("FLEETRUN_SPARES",),
-        help="Machines beyond --nnodes that may wait: one takes the place of a machine that is lost.")
+        help="Number of spares: nodes beyond --nnodes that wait, and replace lost nodes.")
     exclude_after: int = _machine(
         2, parsing.whole(0, 1_000), "N", env=("FLEETRUN_EXCLUDE_AFTER",),
-        help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
+        help="Exclude a node after this many faults, if enough other nodes remain. 0: never. See "
              "`fleetrun nodes`.")
     check: str = _machine(
         "off", ("off", "fast", "full"), "HOW",
         env=("FLEETRUN_CHECK",),
-        help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
-             "full: also GPUs, which takes longer. What is slow or broken has a fault.")
+        help="Test CPU, memory and network before each start, in a few seconds. full: also test GPUs, "
+             "which takes longer. A slow or broken node gets a fault.")
     rdzv_timeout: float = _machine(
         600.0, parsing.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
-        help="How long to wait for all machines at the start.", shown_default="10m")
+        help="How long to wait for all nodes at the start.", shown_default="10m")
     heartbeat_timeout: float = _machine(
         10.0, parsing.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
-        help="A machine without a heartbeat for this long is lost; 2 s or more.", shown_default="10s")
+        help="A node without a heartbeat for this long is lost. At least 2 s.", shown_default="10s")
     host: str | None = _machine(
         None, parsing.host, "ADDRESS", env=("POD_IP",),
-        help="Address of this machine.",
-        shown_default="127.0.0.1; with several machines the one that reaches --master")
+        help="Address of this node.",
+        shown_default="127.0.0.1; on several nodes, the address that reaches --master")
     nic: str | None = _machine(
         None, parsing.nonempty, "NAME", env=("FLEETRUN_NIC",),
-        help="Network interface that gives this machine's address.",
-        shown_default="the one that reaches --master")
+        help="Network interface whose address this node uses.",
+        shown_default="the interface that reaches --master")
     sort_ip: bool = switch(
         False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
-        help="Rank machines by address.")
+        help="Rank nodes by address.")
     start_port: int | None = _machine(
         None, parsing.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
-        help="First port to use; the others follow.", shown_default="free ports")
+        help="First port to use. The other ports follow it.", shown_default="free ports")
     port_range: tuple[int, int] | None = _machine(
         None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
-        help="Range to take free ports from.", shown_default="any")
+        help="Range of ports to choose from.", shown_default="any")
     master_addr: str | None = _machine(
         None, parsing.host, "ADDRESS", modes=COLLECTIVE, env=("PET_MASTER_ADDR",),
-        help="MASTER_ADDR of the trainers. With several machines, as in torchrun: where they meet.",
-        shown_default="address of the first machine")
+        help="MASTER_ADDR of the trainers. Nodes also join at this address, as in torchrun.",
+        shown_default="address of the first node")
     master_port: int | None = _machine(
         None, parsing.port, "PORT", modes=COLLECTIVE, env=("PET_MASTER_PORT",),
-        help="MASTER_PORT of the trainers; machines meet at --master_addr 1000 ports below.",
-        shown_default="a free port; with --master_addr on several machines 29500")
+        help="MASTER_PORT of the trainers. With --master_addr, nodes join 1000 ports below it.",
+        shown_default="a free port; 29500 with --master_addr on several nodes")
 
     max_restart: int = _failure(
         3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),
         env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"), brief="restarts after failures [3]",
-        help="Number of restarts after failures, since the last step that no attempt had made before; "
-             "0: none.")
+        help="Number of restarts after failures. Each step that is new to the job resets the count.")
     restart_window: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_RESTART_WINDOW",),
-        help="Only restarts in so much time count against --max_restart.", shown_default="all")
+        help="Count only restarts within this time against --max_restart.", shown_default="all")
     stop_timeout: float = _failure(
         30.0, parsing.seconds, "TIME",
         env=("FLEETRUN_STOP_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         help="Time between SIGTERM and SIGKILL.", shown_default="30s")
     hang_timeout: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
-        help="When no trainer prints or reports progress for this long, or a single one that used to hangs: "
-             "write the stacks of all processes to their logs, then restart or fail (124).",
+        help="Treat this time without output or progress of any trainer as a hang: write the stacks of "
+             "all processes to their logs, then restart the job, or end it with code 124.",
         shown_default="never")
     warm: bool = switch(
         False, group=Group.FAILURE, env=("FLEETRUN_WARM",),
-        help="Keep a second interpreter for each Python process, with its imports done: restarts take tenths "
-             "of a second.")
+        help="Import once for all Python processes of a node, and fork them from there: starts use less CPU "
+             "time and memory, and restarts take tenths of a second.")
     probe: str = _failure(
         "on", ("on", "off"), "WHEN", env=("FLEETRUN_PROBE",),
-        help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
-             "where they are.")
+        help="Load fleetrun's probe into each Python process, through PYTHONPATH. `fleetrun why`, "
+             "--warm, --watch, `fleetrun debug` and automatic step counts need it.")
+    debug: str = _failure(
+        "auto", ("auto", "on", "error", "off"), "WHEN", env=("FLEETRUN_DEBUG",),
+        help="Choose when `breakpoint()` waits for `fleetrun debug`: auto (if fleetrun has a terminal, but "
+             "not in CI), on (always), error (also if an exception ends a process) or off (it fails).")
     elastic_pre_hook: str | None = _failure(
-        None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
+        None, parsing.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
 
     log_dir: str = _output(
         "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR", "PET_LOG_DIR"),
@@ -497,76 +518,77 @@ class LaunchSettings:
     follow: tuple[parsing.FollowRule, ...] = _output(
         ((Role.TRAINER, (0,)),), parsing.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
         brief="output to show: all, none, trainer:0,1+ps [trainer:0]",
-        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
-             "without numbers, as trainer:0,1+ps.",
+        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator), "
+             "optionally with numbers, such as trainer:0,1+ps.",
         shown_default="trainer:0")
     display: str = _output(
         "auto", DISPLAYS, "HOW", env=("FLEETRUN_DISPLAY",),
-        help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
-             "on stdout; quiet: as -q --follow none. auto: live on a terminal, else plain.")
+        help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per "
+             "line on stdout; quiet: like -q --follow none; auto: live on a terminal, else plain.")
     log_level: str = _output(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
         choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
-        help="Level of fleetrun's own messages.")
+        help="Lowest level of fleetrun's own messages that are shown.")
     log_overwrite: bool = switch(
         False, group=Group.OUTPUT, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
-        help="First delete the logs of earlier runs of this job.")
+        help="Delete the logs of earlier runs of this job first.")
     log_rotate: int | None = _output(
         None, parsing.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
-        help="Keep only the newest output of each process, about this much, as 100M.", shown_default="all")
+        help="Keep only the newest output of each process, about this much, such as 100M.",
+        shown_default="all")
     enable_gpu_log: bool = switch(
         True, group=Group.OUTPUT, takes=Takes.BOOLEAN,
-        help="Log the state of the GPUs; --enable_gpu_log=0 turns it off.", shown_default="on")
+        help="Log the state of the GPUs. --enable_gpu_log=0 turns it off.", shown_default="on")
     tensorboard: str | None = _output(
         None, parsing.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
         help="Write the progress of trainers as TensorBoard event files.")
     metrics_port: int | None = _output(
         None, parsing.whole(0, 65535), "PORT", env=("FLEETRUN_METRICS_PORT",),
-        help="Serve Prometheus metrics of the job; 0: on a free port, which is printed.")
+        help="Serve Prometheus metrics of the job on this port. 0: a free port, which fleetrun prints.")
     metrics_host: str = _output(
         "127.0.0.1", parsing.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
         help="Address that --metrics_port listens on.")
     export: tuple[parsing.Addressed, ...] = _output(
         (), parsing.exports, "NAME=ARGUMENT", env=("FLEETRUN_EXPORT",), repeats=True, joint="\n",
-        help="Export progress and events by an exporter of another package. See `fleetrun help plugins`.")
+        help="Export progress and events with an exporter of another package. See `fleetrun help plugins`.")
     notify: tuple[parsing.Addressed, ...] = _output(
         (), parsing.notifiers, "URL|command:WORDS", env=(NOTIFY,), repeats=True, joint="\n",
         secret=True,
-        help="Notify of failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or run "
-             "a command. Put a secret URL into FLEETRUN_NOTIFY instead. See `fleetrun help notify`.")
+        help="Report failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or "
+             "run a command. Put a secret URL into FLEETRUN_NOTIFY. See `fleetrun help notify`.")
     notify_on: Strings = _output(
         parsing.MOMENTS, parsing.moments, "LIST", env=("FLEETRUN_NOTIFY_ON",),
-        help="Of what --notify tells.", shown_default=",".join(parsing.MOMENTS))
+        help="Events that send a notification.", shown_default=",".join(parsing.MOMENTS))
 
     server_num: int | None = _servers(
         None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
-        brief="parameter servers on this machine",
-        help="Number of servers on this machine.", shown_default="1 in ps modes")
+        brief="parameter servers on this node",
+        help="Number of parameter servers on this node.", shown_default="1 in ps modes")
     trainer_num: int | None = _servers(
         None, parsing.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
-        brief="their trainers on this machine",
-        help="Number of trainers on this machine.", shown_default="1 in ps modes")
+        brief="their trainers on this node",
+        help="Number of trainers on this node.", shown_default="1 in ps modes")
     servers: Strings = _servers(
         (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
-        help="Endpoints of the servers, as host:port,host:port. Needs --trainers.")
+        help="Endpoints of the servers, such as host:port,host:port. Needs --trainers.")
     trainers: Strings = _servers(
         (), parsing.trainer_list, "LIST", paddle=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
-        help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
+        help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers on.")
 
     scheduler: str = _engine(
-        "local", parsing.engine, "ENGINE", choices=parsing.ENGINES, plugs="schedulers",
+        "local", parsing.engine, "SCHEDULER", choices=parsing.ENGINES, plugs="schedulers",
         env=("FLEETRUN_SCHEDULER",),
-        help="Submit the job to an engine, which starts fleetrun on the machines.")
+        help="Submit the job to a scheduler, which starts fleetrun on the nodes.")
     scheduler_option: Strings = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,
-        help="An option of the engine, as partition=gpu for slurm.")
+        help="An option of the scheduler, such as partition=gpu for slurm.")
     sync: str | None = _engine(
         None, parsing.nonempty, "DIR",
-        help="Run in a copy of this folder on each machine, without what .gitignore names; '.' is the "
-             "current folder.")
+        help="Copy this directory to each node, without the files that .gitignore names, and run the "
+             "job in the copy. '.' is the current directory.")
     image: str | None = _engine(
         None, parsing.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
-        help="Container image, for --scheduler kubernetes.")
+        help="Container image for --scheduler kubernetes.")
 
     coordinator_num: int | None = _paddle(
         None, parsing.count, "N", modes=SERVERS, makes=Mode.PS, help="Number of coordinators.")
@@ -580,7 +602,7 @@ class LaunchSettings:
         (), parsing.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
     heter_devices: Strings = _heter(
         (), parsing.stage_devices, "KIND;KIND",
-        help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
+        help="Device of each stage of heter workers: cpu, gpu, xpu or npu.", shown_default="gpu")
     with_gloo: int = _paddle(
         1, parsing.whole(0, 2), "0|1|2", modes=SERVERS, env=("PADDLE_WITH_GLOO",),
         help="Value of PADDLE_WITH_GLOO for the processes.")
@@ -592,20 +614,20 @@ class LaunchSettings:
         help="Port of the Gloo service with --server_num.", shown_default="a free port")
     legacy: bool = switch(
         False, group=Group.PADDLE, takes=Takes.BOOLEAN,
-        help="Only --legacy=0: there is only one launcher.")
+        help="Accepts only 0, because fleetrun has only one launcher.")
 
     standalone: bool = switch(
         False, group=Group.TORCHRUN, env=("PET_STANDALONE",),
-        help="One machine, which is the default.")
+        help="Run on one node, which is the default.")
     role: str = option(
         "default", parsing.nonempty, "NAME", group=Group.TORCHRUN, modes=PROCESSES, env=("PET_ROLE",),
         help="ROLE_NAME of the trainers.")
     run_path: bool = switch(
         False, group=Group.TORCHRUN, env=("PET_RUN_PATH",),
-        help="SCRIPT is a Python file, whatever its name, even with --no_python.")
+        help="SCRIPT is a Python file with any name, even with --no_python.")
     virtual_local_rank: bool = switch(
         False, group=Group.TORCHRUN, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
-        help="LOCAL_RANK is 0 for all, and each process sees only its own devices.")
+        help="LOCAL_RANK is 0 in all processes, and each process sees only its own devices.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -623,7 +645,7 @@ BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in opti
 
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-_SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown, as --follow does"
+_SHOWN = "selects the shown output together with --redirects, --tee and --local_ranks_filter, like --follow"
 
 
 def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
@@ -641,7 +663,7 @@ def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
 TORCHRUN: Mapping[str, Option] = {
     each.name: each
     for each in (
-        _torchrun("rdzv_backend", choice(*_RENDEZVOUS_BACKENDS), "says how to read --rdzv_endpoint"),
+        _torchrun("rdzv_backend", choice(*_RENDEZVOUS_BACKENDS), "sets the kind of --rdzv_endpoint"),
         _torchrun("rdzv_endpoint", parsing.anything, "sets --master"),
         _torchrun("rdzv_id", parsing.anything, "sets --job_id"),
         _torchrun("rdzv_conf", parsing.assignments, "sets --rdzv_timeout and --elastic_timeout"),
@@ -650,14 +672,14 @@ TORCHRUN: Mapping[str, Option] = {
         _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
         _torchrun("tee", parsing.streams, _SHOWN, "-t"),
         _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
-        _torchrun("monitor_interval", parsing.anything, "has no effect: fleetrun does not poll"),
-        _torchrun("start_method", choice(*_METHODS), "has no effect: every process is a new one"),
-        _torchrun("event_log_handler", parsing.anything, "has no effect: --display json prints the events"),
-        _torchrun("logs_specs", parsing.anything, "has no effect: output goes to the files in --log_dir"),
+        _torchrun("monitor_interval", parsing.anything, "has no effect, because fleetrun does not poll"),
+        _torchrun("start_method", choice(*_METHODS), "has no effect, because every process is a new one"),
+        _torchrun("event_log_handler", parsing.anything, "has no effect; --display json prints the events"),
+        _torchrun("logs_specs", parsing.anything, "has no effect; output goes to the files in --log_dir"),
         _torchrun(
             "signals_to_handle",
             parsing.anything,
-            "has no effect: fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
+            "has no effect; fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
             "SIGUSR1 and SIGUSR2",
         ),
         _torchrun(

@@ -26,7 +26,7 @@ FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off"})
 
 # As text, because compiling a pattern takes longer than all imports of this module, and few options need one.
 _WHOLE = r"[+-]?[0-9]{1,18}"
-_SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h)?"
+_SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h|d)?"
 _SIZE = r"(?i)([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([kmgt]?)(i?b)?"
 _DEVICE = r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _VARIABLE = r"[^\W\d][\w.-]*"
@@ -65,9 +65,9 @@ def closest(word: str, words: Iterable[str]) -> Strings:
     known = tuple(words)
     if len(word) == 1 or word in _ELSEWHERE:
         return tuple(each for each in _ELSEWHERE.get(word, ()) if each in known)
-    begun = tuple(other for other in known if len(word) > 1 and other.startswith(word))
-    if begun:
-        return begun[:2]
+    longer = tuple(other for other in known if len(word) > 1 and other.startswith(word))
+    if longer:
+        return longer[:2]
     return tuple(similar(word, known, most=2, cutoff=0.5))
 
 
@@ -153,7 +153,7 @@ def boolean(text: str) -> bool:
 def seconds(text: str) -> float:
     """Parse a time longer than 0, such as `10`, `1.5`, `30s`, `5m` or `2h`, into seconds."""
     match = re.fullmatch(_SECONDS, text)
-    amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2], 1) if match else 0.0
+    amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600, "d": 86400}.get(match[2], 1) if match else 0.0
     if not amount > 0:
         raise InvalidValue("it must be a time longer than 0, such as 10, 1.5, 30s, 5m or 2h")
     return amount
@@ -207,9 +207,9 @@ def exports(text: str) -> tuple[Addressed, ...]:
             raise InvalidValue("--tensorboard and --metrics_port turn on the exporters of fleetrun")
         known = tuple(plugins.others("exporters"))
         if name not in known:
-            there = f"there are {', '.join(known)}" if known else "and none of any name"
+            there = f"there are {', '.join(known)}" if known else "and no other exporter"
             raise InvalidValue(
-                f"no installed package has an exporter of that name, {there}", closest(name, known)
+                f"no installed package has an exporter of this name, {there}", closest(name, known)
             )
         found.append((name, argument))
     return tuple(found)
@@ -248,11 +248,11 @@ def _notifier(text: str) -> Addressed:
     if name == "webhook":
         if not host_of_url(argument):
             raise InvalidValue(
-                "a webhook must be http://HOST/PATH or https://HOST/PATH, without a user and spaces"
+                "a webhook must be http://HOST/PATH or https://HOST/PATH, without a user or spaces"
             )
     elif name == "command":
         if not argument:
-            raise InvalidValue("command: needs the command, as in command:mail -s fleetrun me@example.com")
+            raise InvalidValue("command: needs a command, such as command:mail -s fleetrun me@example.com")
     elif name not in plugins.others("notifiers"):
         named = f"there is no notifier {name!r}; " if colon and re.fullmatch(r"[a-z]{1,12}", name) else ""
         raise InvalidValue(named + _NOTIFIERS, closest(name, plugins.names("notifiers")) if named else ())
@@ -375,7 +375,7 @@ def device_list(text: str) -> Strings:
     """Parse `0,1,3` or UUIDs, without repetitions."""
     devices = parts_of(text)
     if not all(re.fullmatch(_DEVICE, device) for device in devices):
-        raise InvalidValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
+        raise InvalidValue("it must be a comma-separated list of device numbers or UUIDs, such as 0,1")
     return unique(tuple(str(int(device)) if device.isdigit() else device for device in devices))
 
 
@@ -578,7 +578,7 @@ def node_range(text: str) -> tuple[int, int]:
         least = _nodes(low.strip())
         most = _nodes(high.strip()) if colon else least
     except InvalidValue:
-        raise InvalidValue("it must be a number of machines, N or MIN:MAX, such as 2 or 2:4") from None
+        raise InvalidValue("it must be a number of nodes, N or MIN:MAX, such as 2 or 2:4") from None
     if least > most:
         raise InvalidValue(f"it must be MIN:MAX, but {least} is greater than {most}")
     return least, most
@@ -607,15 +607,16 @@ def rendezvous_address(text: str) -> str:
         _check_majority(int(count) if count.isdecimal() and count.isascii() else 0)
         return rest
     if "," in rest:
-        members = ",".join(map(_with_store_port, parts_of(rest)))
+        members = ",".join(with_port(each, STORE_PORT) for each in parts_of(rest))
         _check_majority(len(endpoint_list(members)))
         return members
     return endpoint(rest)
 
 
-def _with_store_port(text: str) -> str:
+def with_port(text: str, port: int) -> str:
+    """Add the port to a host without one. Return any other text unchanged."""
     try:
-        return endpoint(f"{text}:{STORE_PORT}")
+        return endpoint(f"{text}:{port}")
     except InvalidValue:
         return text
 
@@ -623,7 +624,7 @@ def _with_store_port(text: str) -> str:
 def _check_majority(machines: int) -> None:
     """Raise InvalidValue unless 3, 5 or 7 nodes serve a store. An even number only adds a node to lose."""
     if machines not in (3, 5, 7):
-        raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
+        raise InvalidValue("a store runs on 1, 3, 5 or 7 nodes")
 
 
 def _missing() -> Strings:

@@ -134,9 +134,7 @@ def _misplaced(line: CommandLine) -> list[str]:
     found = next((word for word in words if normal(word) in _OF_LAUNCHERS), None)
     if found is None:
         return []
-    return [
-        f"{found} stands after {line.script}, which gets it; fleetrun's own options stand before the script"
-    ]
+    return [f"{found} comes after {line.script}, which receives it; put options of fleetrun first"]
 
 
 # ---- Values by source: command line, environment, job file, and the scheduler of this process
@@ -157,7 +155,9 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
         return replace(later, value=earlier.value + later.value, text=text)
     kinds = [DEVICE_KINDS[choice.alias] for choice in (earlier, later) if choice.alias in DEVICE_KINDS]
     if earlier.alias != later.alias and (earlier.value != later.value or len(set(kinds)) > 1):
-        raise UsageError(f"{earlier} and {later} are one option with two values; pass only one of them")
+        raise UsageError(
+            f"{earlier} and {later} set the same option to different values; pass only one of them"
+        )
     return earlier if kinds and later.alias not in DEVICE_KINDS else later
 
 
@@ -212,7 +212,7 @@ def _without_leftovers(environ: Environ) -> tuple[Texts, list[str]]:
     left += (
         ["WORLD_SIZE"] if environ.get("WORLD_SIZE", "1") not in ("", "1") else []
     )  # from a scheduler's script
-    return environ, [f"{name} is set, perhaps by another launcher; it is ignored" for name in left]
+    return environ, [f"{name} is set, perhaps by another launcher; fleetrun ignores it" for name in left]
 
 
 _PADDLE_CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
@@ -253,7 +253,9 @@ def _without_spares(nodes: Choice, spares: Choice) -> Choice:
     """Subtract the spares, because a scheduler counts all nodes that it started."""
     fewest, most = (number - spares.value for number in nodes.value)
     if fewest < 1:
-        raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
+        raise UsageError(
+            f"{spares}: all {nodes.text} nodes ({nodes.origin}) belong to the job, so none can be a spare"
+        )
     return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
 
 
@@ -318,6 +320,8 @@ _EXCLUSIVE = (
     ("start_port", "port_range"),
     ("gloo_port", "http_port"),
     ("module", "no_python"),
+    ("watch", "timeout"),
+    ("watch", "sync"),
 )
 _LISTS = (("servers", "server_num"), ("trainers", "trainer_num"), ("coordinators", "coordinator_num"))
 
@@ -386,17 +390,19 @@ def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
         raise UsageError(f"{choices['json']} and {display} exclude each other")
     host = choices.get("metrics_host")
     if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
-        raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
+        raise UsageError(f"{host} needs --metrics_port, the port of the metrics")
     moments = choices.get("notify_on")
     if moments is not None and moments.typed and not {"notify", "scheduler"} & choices.keys():
-        raise UsageError(f"{moments} needs --notify or FLEETRUN_NOTIFY: without it no notifications are sent")
-    probe = choices.get("probe")
-    if _on(choices, "warm") and probe is not None and probe.value == "off":
-        raise UsageError(f"{choices['warm']} needs the probe, but {probe} was given")
-    if _on(choices, "legacy"):
         raise UsageError(
-            f"{choices['legacy']}: there is only one launcher, which also takes the old options; leave it out"
+            f"{moments} needs --notify or FLEETRUN_NOTIFY, which name a receiver of notifications"
         )
+    probe = choices.get("probe")
+    for name in ("warm", "watch", "debug"):
+        on = name in choices and choices[name].value in (True, "on", "error")
+        if on and probe is not None and probe.value == "off":
+            raise UsageError(f"{choices[name]} needs the probe, but {probe} was given")
+    if _on(choices, "legacy"):
+        raise UsageError(f"{choices['legacy']}: fleetrun has only one launcher; remove this option")
     if mode.has_servers:
         _check_lists(choices)
         _check_endpoints(choices)
@@ -414,7 +420,7 @@ def _on(choices: Choices, name: str) -> bool:
 def _check_lists(choices: Choices) -> None:
     for one, other in (("servers", "trainers"), ("trainers", "servers")):
         if one in choices and other not in choices:
-            raise UsageError(f"{choices[one]} also needs --{other}: both are lists of endpoints")
+            raise UsageError(f"{choices[one]} also needs --{other}, because both are lists of endpoints")
     for listed, counted in _LISTS:
         if listed in choices and counted in choices:
             entries, number = len(choices[listed].value), choices[counted]
@@ -446,7 +452,7 @@ def _check_total(choices: Choices) -> None:
         total += sum(choices["heter_worker_num"].value)
     if total > PROCESSES_PER_NODE:
         names = ", ".join(map(str, counted))
-        raise UsageError(f"{names}: {total} processes on one machine; the limit is {PROCESSES_PER_NODE}")
+        raise UsageError(f"{names}: {total} processes on one node; the limit is {PROCESSES_PER_NODE}")
 
 
 def _check_devices(choices: Choices) -> None:
@@ -461,7 +467,10 @@ def _check_devices(choices: Choices) -> None:
     if not isinstance(processes.value, int):
         return
     if processes.value > given:
-        raise UsageError(f"{processes} asks for more processes than there are devices: {devices} has {given}")
+        raise UsageError(
+            f"{processes} needs more devices than {devices} lists: {given}. Start fewer "
+            "processes, or list more devices"
+        )
     if given % processes.value:
         raise UsageError(f"{devices}: {given} devices cannot be divided evenly among {processes}")
 
@@ -490,20 +499,26 @@ def _check_machines(choices: Choices) -> list[str]:
     alone = not _several_machines(choices)
     if alone:
         _check_alone(choices)
-    elif "standalone" in choices and choices["standalone"].value:
-        raise UsageError(f"{choices['standalone']} is for one machine, but {_reason(choices)} is for several")
+    if _on(choices, "standalone") and not alone:
+        raise UsageError(f"{choices['standalone']} is for one node, but {_reason(choices)} is for several")
+    scheduler = choices.get("scheduler")
+    if _on(choices, "watch") and scheduler and scheduler.value not in ("local", "ssh", "srun"):
+        raise UsageError(
+            f"{choices['watch']} needs a terminal, but {scheduler} starts a job without one",
+            hint="In an allocation of Slurm, use --scheduler srun.",
+        )
     if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
         raise UsageError(f"{choices['image']} needs --scheduler kubernetes")
     if "sync" in choices and ("scheduler" not in choices or choices["scheduler"].value == "local"):
         raise UsageError(
             f"{choices['sync']} needs --scheduler ssh, slurm, srun or kubernetes",
-            hint="Without an engine, each machine runs its own files.",
+            hint="Without a scheduler, each node runs its own files.",
         )
     if "scheduler_option" in choices and "scheduler" not in choices:
         raise UsageError(f"{choices['scheduler_option']} needs --scheduler")
     master = choices.get("master")
     if alone and master and not master.value.startswith("etcd://"):
-        return [f"{master} is ignored: a job on one machine needs no rendezvous"]
+        return [f"{master} is ignored, because a job on one node needs no rendezvous"]
     return []
 
 
@@ -528,33 +543,33 @@ def _check_alone(choices: Choices) -> None:
     rank, loss, master = (choices.get(name) for name in ("rank", "on_node_loss", "master"))
     listed = "servers" in choices
     if rank and rank.value > 0:
-        raise UsageError(f"{rank} needs --nnodes, the number of machines")
+        raise UsageError(f"{rank} needs --nnodes, the number of nodes")
     spares = choices.get("spares")
     if spares and spares.value > 0 and not listed:
-        raise UsageError(f"{spares} needs --nnodes 2 or more: a spare replaces another machine")
+        raise UsageError(f"{spares} needs --nnodes 2 or more, because a spare replaces another node")
     if loss and loss.value is not NodeLoss.FAIL and not listed:
-        raise UsageError(f"{loss} needs --nnodes: no other machine can replace a single one")
+        raise UsageError(f"{loss} needs --nnodes 2 or more, because a single node has no replacement")
     if master and not listed and "nnodes" not in choices:
-        raise UsageError(f"{master} needs --nnodes, the number of machines that meet there")
+        raise UsageError(f"{master} needs --nnodes, the number of nodes that join there")
     for name in ("server_num", "trainer_num"):
         if name in choices and choices[name].value == 0 and not listed:
-            raise UsageError(f"{choices[name]}: a job on one machine needs at least one")
+            raise UsageError(f"{choices[name]}: a job on one node needs at least 1")
 
 
 def _check_agreement(choices: Choices) -> None:
     nodes, ips, rank = choices.get("nnodes"), choices.get("ips"), choices.get("rank")
     if nodes and ips and nodes.value != (len(ips.value),) * 2:
-        raise UsageError(f"{nodes} and {ips} do not agree: the list has {len(ips.value)} machines")
+        raise UsageError(f"{nodes} and {ips} do not agree: the list has {len(ips.value)} nodes")
     spares = choices.get("spares")
     more = spares.value if spares else 0
     if more and ips:
-        raise UsageError(f"{spares} and {ips} exclude each other: which machine is a spare?")
+        raise UsageError(f"{spares} and {ips} exclude each other, because a list names no spares")
     if nodes and rank and rank.value >= nodes.value[1] + more:
         raise UsageError(
             f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] + more - 1}"
         )
     if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _has_rendezvous(choices):
-        raise UsageError(f"{rank} needs --master, the address of the first machine")
+        raise UsageError(f"{rank} needs --master, the address of the first node")
 
 
 def _has_rendezvous(choices: Choices) -> bool:
@@ -617,7 +632,7 @@ def _script_of(
         hint = "usage: fleetrun [run] [OPTIONS] SCRIPT [ARGUMENTS]"
         if file != NOTHING:
             hint = f'Write script = "train.py" into the job file, or {hint.partition(" ")[2]}'
-        raise UsageError("no script was given", hint=hint)
+        raise UsageError("the script is missing", hint=hint)
     needed = {role_settings.role for role_settings in roles} | ({Role.SERVER} if mode.has_servers else set())
     for role in sorted(needed - own.keys()):
         raise UsageError(
@@ -662,6 +677,8 @@ def _implied_values(choices: Choices) -> Document:
         values["nnodes"] = (len(choices["ips"].value),) * 2
     if nodes and nodes.value[0] < nodes.value[1] and "on_node_loss" not in choices:
         values["on_node_loss"] = NodeLoss.SHRINK
+    if _on(choices, "watch") and "max_restart" not in choices:
+        values["max_restart"] = 0
     if _on(choices, "json") and not _on(choices, "dry_run"):
         values["display"] = "json"
     address, port = choices.get("master_addr"), choices.get("master_port")

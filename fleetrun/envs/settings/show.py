@@ -54,7 +54,7 @@ def _rows(resolved: Resolved) -> list[Row]:
     return rows
 
 
-_NOT_TOLD = frozenset({"job_id", "run_mode", "training_script", "training_script_args", "save"})
+_NOT_SHOWN = frozenset({"job_id", "run_mode", "training_script", "training_script_args", "save"})
 """The first lines of the job show these rows, or the row does not describe the job."""
 
 
@@ -63,7 +63,7 @@ def changed(resolved: Resolved) -> list[tuple[str, str, str]]:
     return [
         (name, value, origin)
         for name, value, origin in sorted(_rows(resolved))
-        if origin is not None and name not in _NOT_TOLD and value != _default(name)
+        if origin is not None and name not in _NOT_SHOWN and value != _default(name)
     ]
 
 
@@ -82,7 +82,7 @@ def _job_file_rows(resolved: Resolved) -> list[Row]:
         names = ", ".join(name for name, _ in settings.environment)
         rows.append(("environment", names, resolved.origins.get("environment")))
     for own in settings.roles:
-        said = {
+        named = {
             "script": own.script,
             "args": None if own.args is None else str(list(own.args)),
             "environment": ", ".join(name for name, _ in own.environment),
@@ -90,7 +90,7 @@ def _job_file_rows(resolved: Resolved) -> list[Row]:
             "count": own.count,
             "devices": ",".join(own.devices),
         }
-        shown = [f"{name} {value}" for name, value in said.items() if value]
+        shown = [f"{name} {value}" for name, value in named.items() if value]
         if shown:
             rows.append((own.table, "; ".join(shown), own.where))
     return rows
@@ -141,7 +141,7 @@ _AGREED = (
     "run_mode", "backend", "nnodes", "spares", "exclude_after", "check", "ips", "servers", "trainers",
     "heter_workers", "coordinators",
     "max_restart", "restart_window", "on_node_loss", "elastic_timeout", "heartbeat_timeout", "with_gloo",
-    "module",
+    "module", "watch",
 )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def agreed(resolved: Resolved) -> dict[str, str]:
         if own.script is not None
     }
     evaluators = settings.role_settings(Role.EVALUATOR)
-    where = "each machine" if evaluators.each else "the first machine"
+    where = "each node" if evaluators.each else "the first node"
     number = f"{evaluators.count} on {where}" if evaluators.count else "none"
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
 
@@ -171,13 +171,13 @@ def job_file_parts(settings: LaunchSettings) -> Document:
     if settings.environment:
         found["environment"] = dict(settings.environment)
     roles = {own.table.partition(".")[2]: _role(own) for own in settings.roles}
-    roles = {name: said for name, said in roles.items() if said}
+    roles = {name: fields for name, fields in roles.items() if fields}
     return found | ({"roles": roles} if roles else {})
 
 
 def _role(own: RoleSettings) -> Document:
     resources = {"devices": list(own.devices), "threads": own.threads}
-    said = {
+    fields = {
         "script": own.script,
         "args": None if own.args is None else list(own.args),
         "module": own.module or None,
@@ -187,4 +187,4 @@ def _role(own: RoleSettings) -> Document:
         "environment": dict(own.environment) or None,
         "resources": {name: value for name, value in resources.items() if value} or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from fleetrun.aliases import Fields, Strings
 
 # ---- Writing: strings, booleans, numbers, lists and tables
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
-def text(value: str) -> str:
-    """Return a quoted string. Raises UnicodeEncodeError for command-line bytes that are not valid UTF-8."""
-    value.encode()
-    return (
-        '"' + "".join(_ESCAPES.get(char, char if char.isprintable() else _code(char)) for char in value) + '"'
-    )
-
-
-def _code(char: str) -> str:
-    return f"\\U{ord(char):08x}"
 
 
 def key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else text(name)
+    return name if _BARE.fullmatch(name) else value(name)
 
 
-def value(of: Any) -> str:
-    """Return a string, a boolean, a number, or a list of these on one line. Floats must be finite."""
-    if isinstance(of, bool):
-        return "true" if of else "false"
-    if isinstance(of, int | float):
-        return repr(of)
-    if isinstance(of, list | tuple):
-        return f"[{', '.join(map(value, of))}]"
-    return text(of)
+def value(of: object) -> str:
+    """Return a string, a boolean, a number, or a list of these on one line. Floats must be finite.
+
+    TOML has the escapes of JSON. Raises UnicodeEncodeError for command-line bytes that are not valid UTF-8.
+    """
+    text = json.dumps(of, ensure_ascii=False)
+    text.encode()
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 
 
 def table(path: Strings, rows: Fields) -> list[str]:
@@ -68,67 +54,31 @@ _DEEPEST = 8  # keys of a job file have at most this depth
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line, from 1, of every key and table header.
 
-    Keys inside an inline table or an array are left out. Their line is the line of the surrounding key.
+    Keys inside an array, or inside an inline table of several keys, are left out. Their line is the line of
+    the surrounding key.
     """
     found: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    for line, head in _statements(text):
-        if head[0] == "[":
-            path = table = _path(head.strip("[]"))
-        else:
-            path = (*table, *_path(head))
-        for length in range(1, min(len(path), _DEEPEST) + 1):
-            found.setdefault(path[:length], line)
+    start, statement = 1, ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        statement += f"{line}\n"
+        try:
+            tree = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue  # its value has several lines
+        is_header = statement.lstrip().startswith("[")
+        path = () if is_header else table
+        while isinstance(tree, dict) and len(tree) == 1 and len(path) < _DEEPEST:
+            ((name, tree),) = tree.items()
+            path = (*path, name)
+        if is_header:
+            table = path
+        for length in range(1, len(path) + 1):
+            found.setdefault(path[:length], start)
+        start, statement = number + 1, ""
     return found
 
 
 def nearest_line(found: dict[KeyPath, int], path: KeyPath) -> int:
     """Return the line of a key, or of the innermost surrounding key that has a line."""
     return next((found[path[:end]] for end in range(len(path), 0, -1) if path[:end] in found), 1)
-
-
-def _path(dotted: str) -> KeyPath:
-    """Split `a."b.c"` into ("a", "b.c")."""
-    tree = tomllib.loads(f"{dotted} = 0")
-    path: list[str] = []
-    while isinstance(tree, dict):
-        ((name, tree),) = tree.items()
-        path.append(name)
-    return tuple(path)
-
-
-_PIECE = re.compile(
-    r'''
-      """(?:\\.|[^"\\]|"{1,2}(?!"))*"{3,5}  # up to two quotes may precede the closing three
-    | '{3}(?:[^']|'{1,2}(?!'))*'{3,5}
-    | "(?:\\.|[^"\\])*"
-    | '[^']*'
-    | \#[^\n]*
-    | [^"'\#\n=\[\]{}]+
-    | .
-    ''',
-    re.DOTALL | re.VERBOSE,
-)
-"""A string, a comment, text without meaning here, or a single character with a meaning."""
-
-_DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line of each statement, and its key. A table header comes in brackets."""
-    line = begun = 1
-    head, depth, in_value = "", 0, False
-    for match in _PIECE.finditer(text.replace("\r\n", "\n") + "\n"):
-        piece = match[0]
-        if piece == "\n" and not depth:
-            if head:
-                yield begun, head.strip()
-            head, in_value = "", False
-        elif in_value:
-            depth += _DEEPER.get(piece, 0)
-        elif piece == "=":
-            in_value = True
-        elif piece[0] != "#" and (head or piece.strip()):
-            begun = begun if head else line
-            head += piece
-        line += piece.count("\n")

@@ -118,7 +118,7 @@ class _Translation:
     def _rank_by_arrival(self, backend: Choice) -> None:
         rank = self.choices.get("rank")
         if rank is not None and (rank.alias == "node_rank" or _pet(rank)):
-            self._drop("rank", f"{backend} ranks machines by arrival; --rank sets the rank of this one")
+            self._drop("rank", f"{backend} ranks nodes by arrival; --rank sets the rank of this node")
 
     def _address_of_pod(self) -> None:
         """Let nodes meet at PET_MASTER_ADDR in every mode. A pod on its own may not resolve its own name."""
@@ -162,7 +162,7 @@ class _Translation:
             self._set("rank", "0", replace(given, origin=f"{given.origin} is_host", text="1"))
         others = [key for key in values if key not in _CONFIGURATION]
         if others:
-            self.notices.append(f"{given.origin} {', '.join(others)}: no effect in fleetrun")
+            self.notices.append(f"{given.origin} {', '.join(others)} has no effect in fleetrun")
 
     # -- Output
 
@@ -183,7 +183,7 @@ class _Translation:
             {-1: 0} if tee is None else tee.value,
         )
         if {1, 2} & {*hidden.values(), *shown.values()}:
-            self.notices.append(f"{given[-1]}: stdout and stderr of a process are shown together")
+            self.notices.append(f"{given[-1]}: fleetrun shows stdout and stderr of a process together")
 
         def visible(rank: int) -> bool:
             return bool(hidden.get(rank, hidden[-1]) != _BOTH or shown.get(rank, shown[-1]))
@@ -199,7 +199,9 @@ class _Translation:
         if hidden and isinstance(number, int):
             return _ranks([rank for rank in range(number) if rank not in hidden])
         if hidden:
-            self.notices.append(f"{given}: without a number of processes all are shown")
+            self.notices.append(
+                f"{given} needs --nproc_per_node as a number; fleetrun shows the output of all processes"
+            )
         return "trainer"
 
     # -- Options without effect

@@ -20,6 +20,7 @@ from fleetrun.envs.settings.job_file import escaped
 from fleetrun.envs.settings.options import NOTIFY, OF_JOBS, OPTIONS, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
+from fleetrun.files import new_file
 from fleetrun.frozen import frozen
 
 # ---- --save
@@ -33,11 +34,11 @@ def document(resolved: Resolved) -> str:
     filled in.
     """
     settings = resolved.settings
-    said = literal(job_file_parts(settings))
+    fields = literal(job_file_parts(settings))
     lines = [
         "# A job file of fleetrun: start it with `fleetrun up FILE`.",
         "",
-        f"script = {toml.text(escaped(settings.script))}",
+        f"script = {toml.value(escaped(settings.script))}",
     ]
     if settings.script_args:
         lines.append(f"args = {toml.value(literal(list(settings.script_args)))}")
@@ -46,21 +47,24 @@ def document(resolved: Resolved) -> str:
     lines.append("")
     lines += [_row(choice, resolved) for choice in read(_words(resolved)).options]
     secret = [each for each in OPTIONS.values() if each.secret and each.name in resolved.origins]
-    lines += [f"# {each.name} may be a secret, and is not saved: set {each.env[0]}" for each in secret]
-    if "environment" in said:
-        lines += toml.table(("environment",), said["environment"])
-    if "roles" in said:
-        lines += toml.table(("roles",), said["roles"])
-    return "\n".join(lines).rstrip() + "\n"
+    lines += [f"# {each.name} is not saved, because it may be a secret: set {each.env[0]}" for each in secret]
+    return "\n".join([*lines, *_tables(fields)]).rstrip() + "\n"
 
 
-def tables(said: Fields, head: str) -> str:
+def tables(fields: Fields, head: str) -> str:
     """Return a job file with the settings that only job files can express (`show.job_file_parts`)."""
-    rows = literal(said)
+    rows = literal(fields)
     lines = [head, *(f"{name} = {toml.value(rows[name])}" for name in ("script", "args") if name in rows)]
-    for name in ("environment", "roles"):
-        lines += toml.table((name,), rows[name]) if name in rows else []
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_tables(rows)]) + "\n"
+
+
+def _tables(fields: Fields) -> list[str]:
+    return [
+        line
+        for name in ("environment", "roles")
+        if name in fields
+        for line in toml.table((name,), fields[name])
+    ]
 
 
 def _words(resolved: Resolved) -> list[str]:
@@ -73,7 +77,7 @@ def _row(choice: Choice, resolved: Resolved) -> str:
     comment.
     """
     name, origin = choice.option.name, resolved.origins.get(choice.option.name, "")
-    value: Any = escaped(choice.text)
+    value: object = escaped(choice.text)
     if choice.option.takes is not Takes.VALUE:
         value = getattr(resolved.settings, name)
     elif choice.option.joint in choice.text and choice.option.joint != "+":
@@ -84,7 +88,7 @@ def _row(choice: Choice, resolved: Resolved) -> str:
         value = int(choice.text)
     row = f"{choice.alias} = {toml.value(value)}"
     if name in _OF_ONE_MACHINE:
-        return f"# {row}  # of the machine on which it was {_source(origin)}"
+        return f"# {row}  # of the node on which it was {_source(origin)}"
     return f"{row}  # {_source(origin)}" if not origin.startswith("--") else row
 
 
@@ -92,7 +96,7 @@ def _source(origin: str) -> str:
     return "typed" if origin.startswith("--") else f"from {origin}"
 
 
-def literal(value: Any) -> Any:
+def literal(value: object) -> Any:
     """Escape a value for a job file, so that its strings stay literal."""
     if isinstance(value, str):
         return escaped(value)
@@ -125,9 +129,8 @@ def create(name: str, text: str, origin: str) -> None:
     Raises UsageError.
     """
     data = text.encode()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, 0o600)
+        fd = new_file(name, 0o600)
     except FileExistsError:
         hint = "Move it away, or choose another name."
         raise UsageError(f"{origin} {name}: the file already exists", hint=hint) from None
@@ -191,23 +194,22 @@ EXAMPLES: Texts = {
 
 _HEAD = """\
 # A job file of fleetrun. Start it with:  fleetrun up FILE [OPTIONS]
-#
-# Typed options win over environment variables, those win over this file, and this file over the defaults.
-# ${NAME} in a string is an environment variable, or one of [variables]; ${here} is the folder of this file.
+# The command line overrides environment variables, and these override this file.
+# ${NAME} in a string is an environment variable, or one of [variables]; ${here} is its directory.
 # Relative paths are relative to the directory in which fleetrun is started.
 
-# Other job files; values in this file override theirs:
+# Other job files. Values in this file override their values:
 # include = ["common.toml"]
 """
 
 _TABLES = """
 
-# ---- Variables for ${NAME} that are not set in the environment
+# ---- Values of ${NAME} for variables that are not set in the environment
 
 # [variables]
 # LR = 0.1
 
-# ---- Environment of all processes; overrides that of the shell
+# ---- Environment of all processes; overrides the environment of the shell
 
 # [environment]
 # NCCL_DEBUG = "WARN"
@@ -226,8 +228,8 @@ _TABLES = """
 # script = "server.py"
 # args = ["--tables", "${here}/tables"]
 
-# Evaluators run next to the training: one that fails is restarted alone, and all are stopped when the
-# trainers have finished. on = "first": on the first machine; "each": on every machine.
+# Evaluators run beside the training. A failed evaluator restarts alone, and all evaluators stop when the
+# trainers have finished. on = "first": on the first node; "each": on every node.
 
 # [roles.evaluator]
 # count = 1
@@ -240,7 +242,7 @@ _TABLES = """
 
 def template(script: str) -> str:
     """Return the job file template for this script."""
-    lines = [_HEAD, f"script = {toml.text(escaped(script))}", 'args = []  # such as ["--lr", "0.1"]']
+    lines = [_HEAD, f"script = {toml.value(escaped(script))}", 'args = []  # such as ["--lr", "0.1"]']
     for group in Group:
         options = [
             each for each in OPTIONS.values() if each.group is group and each.name not in COMMAND_LINE_ONLY
@@ -285,7 +287,7 @@ class Recorded:
         argv, cwd, job_file = event.get("argv"), event.get("cwd"), event.get("job_file", {})
         words = isinstance(argv, list) and all(isinstance(word, str) for word in argv)
         if not (words and cwd and isinstance(cwd, str) and isinstance(job_file, dict)):
-            raise UsageError(f"{where} has no record of how the job was started")
+            raise UsageError(f"{where} does not contain the command that started the job")
         return cls(read(argv or []), cwd, job_file)
 
 
@@ -302,8 +304,8 @@ def again(
         raise UsageError(f"fleetrun again: {changed.action.origin} cannot be combined with a job")
     if changed.script is not None:
         raise UsageError(
-            f"fleetrun again takes no script, but was given {changed.script}",
-            hint="It launches the script of that job; options come after the job's name.",
+            f"fleetrun again takes no script, but has {changed.script}",
+            hint="The command starts the script of that job. Put options after the name of the job.",
         )
     new = {each.option.name for each in changed.options}
     old = _for_people(recorded.line.options)
@@ -326,16 +328,16 @@ def _for_people(options: Sequence[Choice]) -> list[Choice]:
     """Drop `--display=json`, which served the program that read it, and the log level that
     `fleetrun.run` adds.
     """
-    said = {each.option.name: each.text for each in options}
-    if said.get("display") != "json":
+    given = {each.option.name: each.text for each in options}
+    if given.get("display") != "json":
         return list(options)
-    added = {"display", *(["log_level"] if said.get("log_level") == "WARNING" else [])}
+    added = {"display", *(["log_level"] if given.get("log_level") == "WARNING" else [])}
     return [each for each in options if each.option.name not in added]
 
 
-def _write(file: Path, said: Fields) -> None:
+def _write(file: Path, fields: Fields) -> None:
     """Write the job file, unless an earlier `again` wrote the same text."""
-    text = tables(said, "# The job file of this launch, for `fleetrun again`.")
+    text = tables(fields, "# The job file of this run, for `fleetrun again`.")
     try:
         if not file.is_symlink() and file.is_file() and file.read_bytes() == text.encode():
             return
@@ -347,9 +349,9 @@ def _write(file: Path, said: Fields) -> None:
 # ---- The job file for the nodes of a scheduler, without the options, which are passed as words
 
 
-def text_to_carry(said: Fields) -> str:
+def text_to_carry(fields: Fields) -> str:
     """Return the settings that only a job file can express (`show.job_file_parts`), as text for `JOB_FILE`.
 
     The text is empty without such settings.
     """
-    return tables(said, "# What only a job file can say of this launch.") if said else ""
+    return tables(fields, "# Settings of this run that only a job file can hold.") if fields else ""

@@ -7,8 +7,10 @@
   exception leaves the exception there, as torchrun's `@record` does.
 - The first client of MASTER_PORT in rank 0 finds a TCPStore there, as under torchrun.
 - Steps of torch's optimizers are counted and reported (`fleetrun_steps`).
-- With `--warm`, a file beside the socket lists the imported modules from the first step on, for a standby of
-  this process (`fleetrun_standby`).
+- `breakpoint()`, a signal of `fleetrun debug` and, with `--debug_on_error`, an exception stop in pdb
+  (`fleetrun_debug`).
+- With `--warm`, a file beside the socket lists the imported modules from the first step on, for the next
+  zygote (`fleetrun_zygote`).
 - A thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes the
   connection. It starts with `torch.distributed.init_process_group`, or with the first call of `also` by
   fleetrun's runtime. It needs the interpreter's lock, which a wait in a collective releases. At its end the
@@ -29,6 +31,7 @@ import sys
 import fleetrun_steps
 
 _STACKS_SIGNAL = signal.SIGRTMIN + 12  # channels.STACKS_SIGNAL
+_DEBUG_SIGNAL = signal.SIGRTMIN + 13  # channels.DEBUG_SIGNAL
 _STDERR = 2
 _TORCH = "torch.distributed.distributed_c10d"
 _OPTIMIZERS = "torch.optim.optimizer"
@@ -40,32 +43,48 @@ _ARRIVALS = 200
 def install(address, imported=None):
     """Install the probe in the first Python of a process of the job. Its child processes have no probe.
 
-    `address`: the path of the socket. `imported` returns the names of modules for a standby. Without it, the
-    process gets no standby.
+    `address`: the path of the socket. `imported` returns the names of modules for a zygote. Without it, no
+    list is written.
     """
     _show_stacks()
-    _home[:] = [address, os.getpid()]
     _imported[:] = [imported] if imported is not None else []
-    _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
-    sys.meta_path.insert(0, _WhenImported(_TORCH, _when_joined))
+    _settle(address)
+    _ending.watch()
+    sys.meta_path.insert(0, WhenImported(_TORCH, _when_joined))
+    sys.meta_path.insert(0, WhenImported("pdb", lambda pdb: _load_debugger()))
+    signal.signal(_DEBUG_SIGNAL, lambda number, frame: _load_debugger().stop(frame))
     _count_steps(os.environ.get("FLEETRUN_CONTAINER"), os.environ.get("FLEETRUN_PROGRESS"))
+
+
+def _settle(address):
+    home[:] = [address, os.getpid(), os.environ.get("FLEETRUN_ERROR_FILE", "")]
 
 
 def _count_steps(mark, path):
     if mark and path:
         steps = fleetrun_steps.Steps(mark, path)
-        steps.begun = note_imports
+        steps.on_start = note_imports
         _steps.append(steps)
         _more["step"] = steps.last
         atexit.register(steps.end)
-        sys.meta_path.insert(0, _WhenImported(_OPTIMIZERS, steps.watch))
+        sys.meta_path.insert(0, WhenImported(_OPTIMIZERS, steps.watch))
+
+
+def renew(address):
+    """Become the probe of this process, which a zygote has forked."""
+    mark, path = map(os.environ.get, ("FLEETRUN_CONTAINER", "FLEETRUN_PROGRESS"))
+    _settle(address)
+    for steps in _steps:
+        steps.renew(mark, path)
+    for take in _marked:
+        take(mark)
 
 
 _steps = []
-_marked = []  # called when a standby becomes a process of the job
-_home = []  # address, and the ID of the process that answers, which excludes forks
+_marked = []  # called when a process that a zygote has forked gets its name
+home = []  # address, the ID of the process that answers, which excludes forks, and the error file
 _more = {}
-_imported = []  # returns the imported modules, for a standby
+_imported = []  # returns the imported modules, for a zygote
 _reading = _thread.allocate_lock()  # held while the text of a script is read
 
 
@@ -76,16 +95,8 @@ def also(name, ask):
 
 
 def take_mark(take):
-    """Register `take`, which is called with the argument of `set_mark`."""
+    """Register `take`, which `renew` calls with the name of this process as in FLEETRUN_CONTAINER."""
     _marked.append(take)
-
-
-def set_mark(mark):
-    """Set the name of this process as in FLEETRUN_CONTAINER. A standby receives its name late."""
-    for steps in _steps:
-        steps.mark = mark
-    for take in _marked:
-        take(mark)
 
 
 def hand_steps(take, last):
@@ -94,7 +105,7 @@ def hand_steps(take, last):
     `last` returns the last step of all: its number, the seconds since its end, and its duration in seconds.
     """
     for steps in _steps:
-        steps.tell = take
+        steps.report = take
         _more["step"] = last
 
 
@@ -108,12 +119,30 @@ def _show_stacks():
 
 
 def note_imports():
-    """Write the list of imports for a standby of this process, once most imports are done."""
-    for imported in _imported if os.getpid() in _home else ():
+    """Write the list of imports for the next zygote, once most imports are done."""
+    for imported in _imported if os.getpid() in home else ():
         try:
-            _leave(_home[0] + ".imports", {"pid": os.getpid(), "modules": imported()})
-        except Exception:  # without room or after another error, there is no standby
+            _leave(home[0] + ".imports", {"pid": os.getpid(), "modules": imported()})
+        except Exception:  # without room or after another error, there is no list
             pass
+
+
+# ---- The debugger
+
+
+def _load_debugger():
+    """Load the debugger, late because it imports pdb. It replaces the function that `breakpoint()` calls."""
+    sys.path.insert(0, os.path.dirname(__file__))
+    import fleetrun_debug
+
+    sys.path.remove(os.path.dirname(__file__))
+    return fleetrun_debug
+
+
+def report(**fields):
+    """Report that this process is alive, with these fields."""
+    for steps in _steps:
+        steps.alive(**fields)
 
 
 # ---- The end of a script
@@ -122,11 +151,7 @@ def note_imports():
 class _Ending:
     """Notes that the script has reached its end, and writes that into the error file."""
 
-    def __init__(self, path, address):
-        self._path = path
-        self._address = address
-        self._pid = os.getpid()
-        self._exits_with_error = False
+    _exits_with_error = False
 
     def watch(self):
         leave = sys.exit
@@ -141,9 +166,15 @@ class _Ending:
 
     def _at_exit(self):
         mistake = isinstance(getattr(sys, "last_value", None), (ImportError, SyntaxError))
-        if not ("torch" in sys.modules or mistake) or os.getpid() != self._pid:
+        if os.getpid() not in home:
             return
-        for leave in (self._leave_state, self._say_how_it_ends, self._end_sooner):
+        error = getattr(sys, "last_value", None)
+        if os.environ.get("FLEETRUN_DEBUG") == "error" and isinstance(error, Exception):
+            _load_debugger().keep(error)
+        note_imports()
+        if not ("torch" in sys.modules or mistake):
+            return
+        for leave in (self._leave_state, self._write_end, self._end_sooner):
             try:
                 leave()
             except Exception:  # each part is useful without the others
@@ -151,17 +182,18 @@ class _Ending:
 
     def _leave_state(self):
         if _answering:
-            _leave(self._address + ".last", _state(ends=True))
+            _leave(home[0] + ".last", _state(ends=True))
 
-    def _say_how_it_ends(self):
-        if not self._path or _says_more(self._path):  # the runtime may have written an error
+    def _write_end(self):
+        path = home[2]
+        if not path or _has_more(path):  # the runtime may have written an error
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
-            _leave(self._path, _error_record(error))
+            _leave(path, _error_record(error))
         elif not self._exits_with_error and not _may_raise_exit():
             parent = os.getppid()
-            _leave(self._path, {"finished": self._pid, "below": [parent, _program(parent)]})
+            _leave(path, {"finished": os.getpid(), "below": [parent, _program(parent)]})
 
     @staticmethod
     def _end_sooner():
@@ -184,7 +216,10 @@ class _Ending:
         gc.freeze()
 
 
-def _says_more(path):
+_ending = _Ending()
+
+
+def _has_more(path):
     """Return True if the file holds more than the note of an earlier program that it has reached its end."""
     try:
         with open(path, "rb") as file:
@@ -242,7 +277,7 @@ def _may_raise_exit():
 # ---- The import of torch
 
 
-class _WhenImported:
+class WhenImported:
     """A finder that only observes. It calls `then` with one module, right after that module was executed."""
 
     def __init__(self, name, then):
@@ -252,14 +287,18 @@ class _WhenImported:
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # Python skips a finder without it, too
-            spec = find(name, path, target) if find is not None else None
-            if spec is not None:
-                self._follow(spec.loader)
-                return spec
-        return None
+        place = sys.meta_path.index(self)
+        del sys.meta_path[place]
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)  # Python skips a finder without it, too
+                spec = find(name, path, target) if find is not None else None
+                if spec is not None:
+                    self._follow(spec.loader)
+                    return spec
+            return None
+        finally:
+            sys.meta_path.insert(place, self)  # somebody may only look for the module
 
     def _follow(self, loader):
         execute = loader.exec_module
@@ -267,6 +306,7 @@ class _WhenImported:
         def exec_module(module):
             execute(module)
             del loader.exec_module
+            sys.meta_path.remove(self)
             self._then(module)
 
         loader.exec_module = exec_module
@@ -277,15 +317,16 @@ def _when_joined(module):
     import functools
 
     join = module.init_process_group
-    try:
-        _serve_clients(sys.modules["torch._C._distributed_c10d"].TCPStore)
-    except Exception:  # an old torch
-        pass
+    for change, name in ((_serve_clients, "TCPStore"), (_outlive, "Reducer"), (_outlive, "Logger")):
+        try:
+            change(getattr(sys.modules["torch._C._distributed_c10d"], name))
+        except Exception:  # an old torch
+            pass
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
-        begun = _now_ns()
-        _joined_ns.append(begun)
+        start = _now_ns()
+        _joined_ns.append(start)
         _answer_from_now_on()  # also while it waits for the others here
         hosts = False
         try:
@@ -300,7 +341,7 @@ def _when_joined(module):
         if hosts:
             _early.clear()  # the group has the server now, and the next group starts with an empty store
         for steps in _steps:
-            steps.alive(joined=[begun / 1e9, _now_ns() / 1e9])
+            steps.alive(joined=[start / 1e9, _now_ns() / 1e9])
         return joined
 
     module.init_process_group = init_process_group
@@ -322,7 +363,7 @@ def _serve_clients(store):
     @functools.wraps(make)
     def __init__(self, *args, **kwargs):
         try:
-            place = _place_of_client(*args, **kwargs) if os.getpid() in _home else None
+            place = _place_of_client(*args, **kwargs) if os.getpid() in home else None
             if place is not None and not _listens(place):
                 _early.append(store(*place, is_master=True, wait_for_workers=False, multi_tenant=True))
         except Exception:  # torch will report the error
@@ -330,6 +371,27 @@ def _serve_clients(store):
         make(self, *args, **kwargs)
 
     store.__init__ = __init__
+
+
+def _outlive(owner):
+    """Keep the arguments of a DDP model's reducer, or of its logger, until the object is destroyed.
+
+    A model may outlive `destroy_process_group`. Its reducer then destroys the group, and waits for the
+    threads of Gloo while it holds the interpreter's lock, for which these threads may wait
+    (pytorch/pytorch#56297). A reference from Python destroys the group without the lock. The logger owns the
+    reducer.
+    """
+    import functools
+    import weakref
+
+    make = owner.__init__
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        weakref.finalize(self, id, (args, kwargs)).atexit = False  # it ends after the destructor
+
+    owner.__init__ = __init__
 
 
 def _place_of_client(host_name, port, world_size=None, is_master=False, *rest, **more):
@@ -390,15 +452,15 @@ _answering = []  # the socket on which it answers
 
 
 def _answer_from_now_on():
-    if _answering or os.getpid() not in _home:
+    if _answering or os.getpid() not in home:
         return
     import socket
     import threading  # noqa: F401  it takes the thread that imports it first for the main thread
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _bind(listener, _home[0])
-        _remove(_home[0] + ".last")  # left by an earlier program with this address
+        bind(listener, home[0])
+        remove(home[0] + ".last")  # left by an earlier program with this address
         listener.listen(8)
         # Scripts count `threading.Thread` objects, so this thread is not one.
         _thread.start_new_thread(_answer, (listener,))
@@ -410,19 +472,19 @@ def _answer_from_now_on():
         listener.close()
 
 
-def _bind(listener, address):
+def bind(listener, address):
     """Bind the socket, in place of a socket that an earlier program left at this address."""
     folder, name = os.path.split(address)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         short = f"/proc/self/fd/{descriptor}/{name}"  # an address has at most 107 bytes
-        _remove(short)
+        remove(short)
         listener.bind(short)
     finally:
         os.close(descriptor)
 
 
-def _remove(path):
+def remove(path):
     try:
         os.unlink(path)
     except OSError:
@@ -485,11 +547,11 @@ def _state(ends=False):
         "groups": groups,
         "calls": [_call(each) for each in entries[-_CALLS:]],
         "arrivals": _arrivals(entries[-_ARRIVALS:]),
-        **_told(),
+        **_offered(),
     }
 
 
-def _told():
+def _offered():
     found = {}
     for name, ask in _more.items():
         try:

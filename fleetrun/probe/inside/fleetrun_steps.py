@@ -19,9 +19,7 @@ class Steps:
     """The steps of this process. `mark` is its ID, `path` the launcher's datagram socket."""
 
     def __init__(self, mark, path):
-        self.mark = mark
-        self._path = path
-        self._pid = os.getpid()
+        self.renew(mark, path)
         self._torch = None
         self._number = None
         self._round = set()
@@ -29,10 +27,15 @@ class Steps:
         self._next = float("-inf")
         self._socket = None
         self._news = False
-        self.tell = self._report
+        self.report = self._report
         """If set, called with the number of each step instead of a report."""
-        self.begun = None
+        self.on_start = None
         """Called once, before the first step is reported."""
+
+    def renew(self, mark, path):
+        self._mark = mark
+        self._path = path
+        self._pid = os.getpid()
 
     def watch(self, module):
         """Watch `torch.optim.optimizer`. An old torch without hooks cannot be watched."""
@@ -81,10 +84,10 @@ class Steps:
         self._number += 1
         self._took = None if self._ended is None else now - self._ended
         self._ended = now
-        if self.begun is not None:
-            begun, self.begun = self.begun, None
-            begun()
-        self.tell(self._number)
+        if self.on_start is not None:
+            on_start, self.on_start = self.on_start, None
+            on_start()
+        self.report(self._number)
 
     def _report(self, number):
         """Report a step without waiting. If the launcher cannot take the report, it is lost."""
@@ -93,14 +96,14 @@ class Steps:
         if now < self._next or os.getpid() != self._pid:
             return
         self._next = now + _PERIOD
-        self._news = not self._send({"mark": self.mark, "step": number, "time": time.time()})
+        self._news = not self._send({"mark": self._mark, "step": number, "time": time.time()})
 
     def alive(self, **more):
         """Report that the process is alive, without a step but with additional fields."""
         if os.getpid() == self._pid:
-            self._send(dict(more, mark=self.mark, time=time.time()))
+            self._send(dict(more, mark=self._mark, time=time.time()))
 
-    def _send(self, said):
+    def _send(self, fields):
         """Send a report. Return True if the launcher took it."""
         import json
 
@@ -108,7 +111,7 @@ class Steps:
             self._forget_stolen()
             if self._socket is None:
                 self._socket = _connected(self._path)
-            self._socket[0].send(json.dumps(said).encode())
+            self._socket[0].send(json.dumps(fields).encode())
             return True
         except OSError:
             return False

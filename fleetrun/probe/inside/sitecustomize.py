@@ -23,34 +23,36 @@ def _leave_search_path():
         sys.path.remove(_HERE)
 
 
+_started = dict(os.environ)
 _address = os.environ.pop("FLEETRUN_PROBE_SOCKET", "")
-_standby = os.environ.pop("FLEETRUN_STANDBY", "")
-_parks = _standby not in ("", "note")
-_watch = _reads = None
+_channel = os.environ.pop("FLEETRUN_ZYGOTE", "")
+_watch = _zygote = None
 try:
-    if _standby:
-        import fleetrun_standby
+    if _channel:
+        import fleetrun_imports
 
-        _watch = fleetrun_standby.Watch()
-        if _parks:
-            _reads = fleetrun_standby.Reads(_standby.partition(" ")[2].split(","))
-            _reads.begin()
+        _watch = fleetrun_imports.Watch()
+        if _channel != "note":
+            import fleetrun_zygote
+
+            _zygote = fleetrun_zygote.Zygote(int(_channel), _started, _watch)
+            _zygote.reads.begin()
     if _address:
         import fleetrun_probe
 
         fleetrun_probe.install(_address, _watch and _watch.imported)
 except Exception as _error:  # the script matters more
-    if _parks:
+    if _channel not in ("", "note"):
         os._exit(1)
     sys.stderr.write(f"fleetrun: no probe in this process: {_error!r}\n")
 _leave_search_path()
 if _watch is not None:
-    _watch.begin()
+    _watch.begin(_address)
 del sys.modules["sitecustomize"]
-if _reads is not None:
-    _reads.during("sitecustomize")
+if _zygote is not None:
+    _zygote.reads.during("sitecustomize")
 try:
     import sitecustomize  # noqa: F401 (the next module; if it is missing, Python expects this error)
 finally:
-    if _parks:
-        fleetrun_standby.park(int(_standby.partition(" ")[0]), _address + ".imports", _reads)
+    if _zygote is not None:
+        _zygote.serve()

@@ -2,13 +2,23 @@
 
 import fcntl
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+
+class Late:
+    """A module that few scripts use, and that takes milliseconds to import."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        return getattr(__import__(self._name), name)
+
+
+select, socket, subprocess = map(Late, ("select", "socket", "subprocess"))
 
 WHO = os.environ.get("FLEETRUN_CONTAINER", "outside.nobody.0").partition(".")[2]
 """`trainer.0`, `ps.1`"""

@@ -240,7 +240,7 @@ def refused(out: str) -> None:
         try:
             answer = "done" if call(*arguments, **more) is None else "saved"
         except FleetError as error:
-            answer = str(error).partition(";")[0]
+            answer = str(error).partition(". ")[0]
         except ValueError as error:  # the script's own
             answer = f"rank {rank}: ValueError: {error}"
         print(f"{name}: {answer}", flush=True)

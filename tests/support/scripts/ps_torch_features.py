@@ -226,7 +226,10 @@ def copied() -> None:
     model = Model()
     (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for copy_of in (copy.deepcopy, pickle.dumps, torch.optim.swa_utils.AveragedModel):
-        refused("'emb.weight' is served and cannot be copied", lambda copy_of=copy_of: copy_of(model))
+        refused(
+            "'emb.weight' is on parameter servers and cannot be copied",
+            lambda copy_of=copy_of: copy_of(model),
+        )
     average = torch.optim.swa_utils.AveragedModel(model.out)
     train(model, [optimizer])
     average.update_parameters(model.out)
@@ -577,9 +580,9 @@ def written_in_async() -> None:
     fleet.barrier_worker()
     kept = model.state_dict()["out.bias"].clone()
     model.out.bias.data.fill_(3)
-    refused("'out.bias' was changed", optimizer.step)
-    refused("'out.bias' was changed", model.state_dict)
-    refused("'out.bias' was changed", lambda: model.eval()(batches()[1]))
+    refused("changed parameter 'out.bias'", optimizer.step)
+    refused("changed parameter 'out.bias'", model.state_dict)
+    refused("changed parameter 'out.bias'", lambda: model.eval()(batches()[1]))
     model.out.bias.data.copy_(kept)
     fleet.stop_worker()
 

@@ -81,10 +81,10 @@ def test_sums_of_floats_lose_nothing_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ((1, [1]), r"a number by trainer 0, and trainer 1 called all_reduce sum with a list of shape \[1\]"),
+        ((1, [1]), r"a number on trainer 0, but trainer 1 called all_reduce sum with a list of shape \[1\]"),
         ((torch.ones(2), torch.ones(3)), r"a tensor of shape \[2\] of float32 .* of shape \[3\] of float32"),
         ((torch.ones(1), torch.ones(1).double()), "float32 .* float64"),
-        (("a", "b"), "texts can be gathered, not reduced"),
+        (("a", "b"), "a text, which cannot be reduced"),
         ((torch.ones(1).bool(),), "give integers"),
         ((np.ones(1, bool),), "give integers"),
     ],

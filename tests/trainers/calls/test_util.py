@@ -42,7 +42,7 @@ def test_what_is_refused(call: Callable[[Util], object], words: str) -> None:
 @pytest.mark.parametrize("world", ["server", "all"])
 def test_servers_take_no_part(world: str) -> None:
     for call in (util().barrier, lambda comm_world: util().all_gather(1, comm_world)):
-        with pytest.raises(NotSupportedError, match='use comm_world="worker"'):
+        with pytest.raises(NotSupportedError, match='Use comm_world="worker"'):
             call(comm_world=world)
 
 

@@ -103,7 +103,7 @@ def test_a_damaged_one_is_replaced(case: Case) -> None:
 def test_a_file_that_another_machine_has_written_elsewhere_is_missed(case: Case) -> None:
     name = case.begun(1)
     manifest = Manifest(step=1, world=2, files={"other": (3, "")}, index={}, parts={})
-    with pytest.raises(CheckpointError, match="must be one that all machines of the job share"):
+    with pytest.raises(CheckpointError, match="Use a directory that all nodes of the job share"):
         checkpoint_directory.commit(case.checkpoints, name, manifest)
     assert case.steps() == []
 
@@ -160,11 +160,11 @@ def _other_json(case: Case, name: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_cut, "has 2 bytes; the manifest says 3"),
-        (_gone, "has None bytes; the manifest says 3"),
+        (_cut, "has 2 bytes, but the manifest lists 3"),
+        (_gone, "has None bytes, but the manifest lists 3"),
         (_no_manifest, r"checkpoint\.json is missing or cannot be read: FileNotFoundError"),
         (_half_manifest, r"checkpoint\.json is damaged: JSONDecodeError"),
-        (_changed_manifest, "is damaged: its checksum does not fit"),
+        (_changed_manifest, "is damaged: its checksum does not match"),
         (_other_json, "is damaged: TypeError"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_flipped_bit_is_found_by_reading(case: Case) -> None:
     about = checkpoint_directory.read_manifest(case.checkpoints, name).files
     case.put(name, "data", b"abb")
     checkpoint_directory.read_manifest(case.checkpoints, name)
-    assert "its checksum does not fit" in str(checkpoint_directory.damage(case.checkpoints, name, about))
+    assert "its checksum does not match" in str(checkpoint_directory.damage(case.checkpoints, name, about))
     case.checkpoints.rename(name, "data", "elsewhere")
     assert "cannot be read" in str(checkpoint_directory.damage(case.checkpoints, name, about))
 
@@ -193,13 +193,17 @@ def test_a_later_format_is_not_taken_for_damage(case: Case) -> None:
     body = json.dumps({**told, "format": 2})
     outer = {"xxh3": xxhash.xxh3_128_hexdigest(body.encode()), "manifest": body}
     case.put(name, "checkpoint.json", json.dumps(outer).encode())
-    with pytest.raises(NotSupportedError, match="has format 2; this version reads 1"):
+    with pytest.raises(NotSupportedError, match=r"has format 2, but .* reads only format 1"):
         checkpoint_directory.read_manifest(case.checkpoints, name)
 
 
 @pytest.mark.parametrize(
     ("directory", "words"),
-    [("", "is empty"), ("file://", "is empty"), ("nonsense://a/b", "'nonsense://a/b' cannot be opened")],
+    [
+        ("", "is an empty string"),
+        ("file://", "is an empty string"),
+        ("nonsense://a/b", "'nonsense://a/b' cannot be opened"),
+    ],
 )
 def test_directories_that_are_none(directory: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):

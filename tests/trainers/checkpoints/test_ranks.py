@@ -51,8 +51,8 @@ def test_ranks_pass_over_what_one_has_found_damaged_and_save_no_half_state(
     outputs = run(forker, tmp_path, 2, "agree")
     for said in outputs:
         assert re.findall(r"^(loaded .*|again .*)$", said, re.MULTILINE) == ["loaded 1 1", "again 2"]
-        assert "refused rank 0 has optimizer.state." in said
-    assert "step-00000002 is passed over for the one before" in outputs[0]
+        assert "refused Rank 0 has optimizer.state." in said
+    assert "step-00000002 is skipped, and the one before" in outputs[0]
     assert steps_in(tmp_path) == ["step-00000001", "step-00000002"]
 
 
@@ -66,9 +66,9 @@ def test_one_rank_that_cannot_write_leaves_what_there_was(forker: Forker, tmp_pa
     outputs = run(forker, tmp_path, 2, "full")
     for said in outputs:
         for how in ("at once", "beside"):
-            assert f"{how}: CheckpointError the checkpoint could not be written" in said, said
+            assert f"{how}: CheckpointError The checkpoint could not be written" in said, said
         assert "rank 1: [Errno 27] File too large" in said
-        assert "MB are free there now" in said
+        assert "MB are free there" in said
     assert "there step-00000001\n" in outputs[0]
     assert steps_in(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -80,7 +80,7 @@ def test_what_only_one_rank_can_see_is_answered_alike_on_all(forker: Forker, tmp
         for said in run(forker, tmp_path, 2, "refused")
     )
     assert first == second
-    found, uncounted = dict(first), "batches were taken without being counted"
+    found, uncounted = dict(first), "Batches were taken without being counted"
     for victim in (0, 1):
         # The state is rank 0's: what another rank has looked at does not matter.
         for name in ("save", "later", "memory", "memory only"):
@@ -90,9 +90,9 @@ def test_what_only_one_rank_can_see_is_answered_alike_on_all(forker: Forker, tmp
         assert found[f"{victim} none to keep"].startswith("keep is 0")
         assert found[f"{victim} sampler"] == "saved"
         for name in ("foreign", "load foreign"):
-            assert found[f"{victim} {name}"].startswith("the optimizer has parameters of shapes")
-        assert found[f"{victim} load more"].startswith("the checkpoint has no more")
-        assert found[f"{victim} load other"].startswith("the sampler's state is of other data")
+            assert found[f"{victim} {name}"].startswith("The optimizer has parameters of shapes")
+        assert found[f"{victim} load more"].startswith("The checkpoint was saved without more")
+        assert found[f"{victim} load other"].startswith("The sampler's state belongs to other data")
         assert found[f"{victim} load broken"] == f"rank {victim}: ValueError: not today"
     assert found["load"] == "saved"
 

@@ -74,7 +74,9 @@ def test_buckets_that_torch_refuses_at_the_first_step_are_refused_before() -> No
     strategy.compile = True
     strategy.compile_configs = {"backend": "eager"}
     strategy.fuse_grad_size_in_MB = 0.5
-    with pytest.raises(UsageError, match=r"compile with fuse_grad_size_in_MB 0\.5.*the first has 1\.0 MB"):
+    with pytest.raises(
+        UsageError, match=r"compile with fuse_grad_size_in_MB 0\.5.*the first bucket has 1\.0 MB"
+    ):
         shaped(net(), strategy)
 
 

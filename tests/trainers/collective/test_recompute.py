@@ -100,10 +100,10 @@ def test_without_gradients_there_is_nothing_to_compute_again() -> None:
 
 def test_names_that_are_no_modules_are_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"'block.*', and the model has no such module; did you mean 'blocks"
+        UsageError, match=r"'block.*', but the model has no such module; did you mean 'blocks"
     ):
         recompute(net(), RecomputeConfigs(checkpoints=["first", "block.*"]))
-    with pytest.raises(UsageError, match=r"names no checkpoints.*this model has first, blocks"):
+    with pytest.raises(UsageError, match=r"names no checkpoints.*This model has first, blocks"):
         recompute(net(), RecomputeConfigs())
 
 

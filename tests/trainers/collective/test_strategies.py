@@ -204,19 +204,19 @@ def test_large_batches(found: Found, case: str, update: Any, decays: float, excl
 
 
 ERRORS = {
-    "late": "a strategy with another amp than .* give it to fleet.init",
-    "wrapped": "given a model that is wrapped for data parallel training already",
+    "late": "a strategy whose amp differs .* Pass the strategy to fleet.init",
+    "wrapped": "given a model that is already wrapped for data parallel training",
     "minimize": r"fleet\.minimize\(\) was called before fleet\.distributed_optimizer",
-    "no optimizer": "count steps of the optimizer that fleet.distributed_optimizer",
-    "twice": r"distributed_model\(\) was called twice with strategy.gradient_merge",
+    "no optimizer": "count the steps of the optimizer that fleet.distributed_optimizer",
+    "twice": r"distributed_model\(\) was called twice, but strategy.gradient_merge",
     "no parameters": r"was given a Softmax without parameters",
-    "inner step": r"SGD\.step\(\) was called on the optimizer that was given to",
-    "cleared": "merged over 1 steps are gone",
+    "inner step": r"SGD\.step\(\) was called on the optimizer that was passed to",
+    "cleared": "merged over 1 steps are missing",
     "closure": r"NotSupported: step\(closure\)",
     "unscaled step": r'dtype is "float16", .* step\(\) was called without scaling',
     "unscaled minimize": r'dtype is "float16", .* loss\.backward\(\) was called without scaling',
-    "not installed": r"strategy\.lars without pytorch_optimizer, .* install fleetrun\[optimizers\]",
-    "customized": r'is "customized", and minimize\(loss\) was called without gradients',
+    "not installed": r"strategy\.lars needs pytorch_optimizer, .* Install fleetrun\[optimizers\]",
+    "customized": r'is "customized", but minimize\(loss\) was called without gradients',
 }
 
 

@@ -71,4 +71,4 @@ def test_a_process_on_its_own_is_a_group_of_one(forker: Forker, tmp_path: Path) 
     ended = forker.start([*SCRIPT, "alone"], environ, tmp_path, tmp_path / "log")
     lines = (tmp_path / "log").read_text().splitlines() if ended.wait(250) == 0 else []
     assert len(lines) == 4
-    assert all("belongs to parameter-server training, and this job is collective" in line for line in lines)
+    assert all("is for training with parameter servers, but this job is collective" in line for line in lines)

@@ -133,5 +133,5 @@ def test_settings_that_make_no_sense_are_refused():
         ClickModel(vocabularies=(3, 4))
     with pytest.raises(UsageError, match="missing is 1"):
         ClickModel(missing=1)
-    with pytest.raises(UsageError, match="0 rows"):
+    with pytest.raises(UsageError, match="rows=0"):
         SMALL.draw(0, 1)

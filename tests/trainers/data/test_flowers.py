@@ -103,14 +103,14 @@ def test_a_loaders_process_tells_which_picture_is_damaged(tmp_path: Path) -> Non
     data = flowers(str(folder), size=32)
     for file in data.files:
         file.write_bytes(file.read_bytes()[:900])
-    with pytest.raises(DataError, match=r"image_\d{5}\.jpg is not a whole picture: .*truncated"):
+    with pytest.raises(DataError, match=r"image_\d{5}\.jpg is not a complete picture: .*truncated"):
         list(shard_loader(data, 2, rank=0, trainers=1, num_workers=1))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff no picture"])
 def test_other_files_are_no_pictures(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "image_00001.jpg").write_bytes(content)
-    with pytest.raises(DataError, match=r"image_00001\.jpg is not a whole picture"):
+    with pytest.raises(DataError, match=r"image_00001\.jpg is not a complete picture"):
         read_picture(tmp_path / "image_00001.jpg", 32)
 
 
@@ -137,18 +137,27 @@ WRONG = {
     "empty": (cut("setid.mat", 0), r"setid\.mat is not a whole MATLAB file"),
     "no header": (cut("imagelabels.mat", 100), r"imagelabels\.mat is not a whole MATLAB file"),
     "cut": (cut("setid.mat", 160), r"setid\.mat is not a whole MATLAB file"),
-    "no variable": (matlab("setid.mat", valid=[1], x=[2]), r"setid\.mat has no 'tstid', but valid, x"),
-    "none": (matlab("setid.mat", tstid=np.zeros((1, 0), np.uint16)), "other things in 'tstid' than numbers"),
-    "zero": (matlab("setid.mat", tstid=np.array([[0, 1]])), "other things in 'tstid' than numbers from 1"),
-    "words": (matlab("imagelabels.mat", labels="red"), "other things in 'labels' than numbers"),
-    "too many": (matlab("setid.mat", tstid=np.array([[61]])), r"names picture 61, and .* has labels for 60"),
+    "no variable": (matlab("setid.mat", valid=[1], x=[2]), r"setid\.mat has no 'tstid'; it has valid, x"),
+    "none": (
+        matlab("setid.mat", tstid=np.zeros((1, 0), np.uint16)),
+        "'tstid' in .* must contain only whole numbers",
+    ),
+    "zero": (
+        matlab("setid.mat", tstid=np.array([[0, 1]])),
+        "'tstid' in .* must contain only whole numbers of at least 1",
+    ),
+    "words": (matlab("imagelabels.mat", labels="red"), "'labels' in .* must contain only whole numbers"),
+    "too many": (
+        matlab("setid.mat", tstid=np.array([[61]])),
+        r"names picture 61, but .* has labels for only 60",
+    ),
     "no pictures": (
         lambda folder: (folder / "jpg").rename(folder / "jpeg"),
         "jpg cannot be read: No such file",
     ),
     "a picture less": (
         lambda folder: flowers(str(folder)).files[3].unlink(),
-        r"jpg has no image_\d{5}\.jpg; 1 of 40 pictures are missing",
+        r"jpg has no image_\d{5}\.jpg\. 1 of 40 pictures are missing",
     ),
 }
 

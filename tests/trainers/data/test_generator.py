@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,11 @@ def test_examples_must_have_the_same_slots() -> None:
     reader = Reader()
     same: Sample = [("a", [1]), ("b", [2, 3])]
     assert reader.text_of(same) == reader.text_of(same) == "1 1 2 2 3"
-    with pytest.raises(ValueError, match=r"slots \['b', 'a'\]; the first one had \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"slots \['b', 'a'\], but the first sample had \['a', 'b'\]"):
         reader.text_of([("b", [1]), ("a", [1])])
     with pytest.raises(NotImplementedError, match="Reader must define generate_sample"):
         reader.generate_sample("")
-    with pytest.raises(ValueError, match=r"set_batch\(0\)"):
+    with pytest.raises(ValueError, match=r"set_batch was given 0"):
         reader.set_batch(0)
 
 
@@ -138,24 +139,34 @@ def log_line(generator: random.Random) -> str:
     return "\t".join([label, *numbers, *categories])
 
 
-def criteo(*arguments: str, text: str) -> subprocess.CompletedProcess[str]:
-    path = Path(criteo_reader.__file__)
-    command = (
-        [sys.executable, path, *arguments] if arguments else [sys.executable, "-m", criteo_reader.__name__]
-    )
-    return subprocess.run(
-        command, cwd=ROOT if not arguments else "/", input=text, capture_output=True, text=True, check=False
-    )
+class LineByLine(MultiSlotDataGenerator):
+    """The same, as a person would write it."""
+
+    def generate_sample(self, line: str | None) -> Callable[[], Iterator[Sample]]:
+        def samples() -> Iterator[Sample]:
+            label, *fields = (line or "").rstrip("\r\n").split("\t")
+            dense = [criteo_reader.normal(column, fields[column]) for column in range(13)]
+            ids = [[criteo_reader.category_id(slot, fields[13 + slot])] for slot in range(26)]
+            yield [("dense", dense), *(("id", each) for each in ids), ("label", [int(label)])]
+
+        return samples
+
+
+def criteo(text: str, *program: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(program or ("-m", criteo_reader.__name__))]
+    folder = "/" if program else ROOT
+    return subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_both_ways_to_read_criteo_write_the_same(end: str) -> None:
-    generator = random.Random(0)
-    text = end.join(log_line(generator) for _ in range(2000))
-    quick, slow = criteo(text=text), criteo("--lines", text=text)
-    assert quick.returncode == slow.returncode == 0, quick.stderr + slow.stderr
-    assert quick.stdout.splitlines() == slow.stdout.splitlines()
-    assert len(quick.stdout.splitlines()) == 2000
+@pytest.mark.parametrize("program", [(), (Path(criteo_reader.__file__),)], ids=["module", "path"])
+def test_logs_of_criteo_become_the_text_of_a_generator(end: str, program: tuple[Path, ...]) -> None:
+    generator, reader = random.Random(0), LineByLine()
+    lines = [log_line(generator) for _ in range(2000)]
+    done = criteo(end.join(lines), *program)
+    assert done.returncode == 0, done.stderr
+    expected = [reader.text_of(sample) for line in lines for sample in reader.generate_sample(line)()]
+    assert done.stdout.splitlines() == expected
 
 
 def test_a_line_of_criteo_becomes_these_values() -> None:
@@ -194,14 +205,11 @@ def test_a_field_that_only_python_takes_for_a_number_is_an_error(field: int, tex
     fields[field] = text
     with pytest.raises(ValueError, match=said):
         list(criteo_reader.texts(["\t".join(fields).encode()]))
-    with pytest.raises(ValueError, match=said):
-        list(criteo_reader.CriteoReader().generate_sample("\t".join(fields))())
 
 
-@pytest.mark.parametrize("arguments", [[], ["--lines"]])
-def test_a_line_with_other_fields_is_an_error(arguments: list[str]) -> None:
+def test_a_line_with_other_fields_is_an_error() -> None:
     good = log_line(random.Random(1))
-    done = criteo(*arguments, text=f"{good}\n{good}\tx\n")
+    done = criteo(f"{good}\n{good}\tx\n")
     assert done.returncode == 1
     assert "41 fields" in done.stderr
     assert "line 2" in done.stderr

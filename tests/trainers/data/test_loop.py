@@ -105,8 +105,8 @@ def test_an_error_of_the_step_closes_the_data_set(dataset: QueueDataset) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fetch_list": ["auc"]}, "fetch_list has 'auc'; the step gave loss"),
-        ({"fetch_list": ["loss"], "fetch_info": ["a", "b"]}, "fetch_info has 2 names and fetch_list 1"),
+        ({"fetch_list": ["auc"]}, "fetch_list has 'auc', but the step returned loss"),
+        ({"fetch_list": ["loss"], "fetch_info": ["a", "b"]}, "fetch_info has 2 names, but fetch_list has 1"),
         ({"fetch_list": "loss"}, "lists of names"),
         ({"print_period": 0}, "print_period is 0"),
     ],

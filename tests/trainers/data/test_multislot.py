@@ -261,7 +261,7 @@ def test_broken_lines_are_skipped_and_counted_up_to_the_limit() -> None:
     assert broken.count == 2
     assert broken.first == "part-0:2: expected the number of values of slot 'id', found 'x'"
     with pytest.raises(
-        DataError, match=r"3 broken lines, and max_bad_lines is 2; the first: part-0:2: .*the last: b:1"
+        DataError, match=r"3 lines are broken, but max_bad_lines is 2\. First: part-0:2: .*Last: b:1"
     ):
         parse(layout, Text(b"y\n", name="b"), broken=broken)
 

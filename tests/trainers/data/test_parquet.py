@@ -108,17 +108,23 @@ def test_columns_that_are_not_slots(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, object], str]] = [
         (
             {"id": pa.array(["a"] * 3)},
-            "column 'id' of {path} is of type string, and slot 'id' needs whole numbers",
+            "column 'id' of {path} has the type string, but slot 'id' needs whole numbers",
         ),
-        ({"id": pa.array([1.0] * 3)}, "is of type double, and slot 'id' needs whole numbers"),
-        ({"bag": pa.array(numbers)}, "is of type int64, and slot 'bag' needs lists of whole numbers"),
+        ({"id": pa.array([1.0] * 3)}, "has the type double, but slot 'id' needs whole numbers"),
+        ({"bag": pa.array(numbers)}, "has the type int64, but slot 'bag' needs lists of whole numbers"),
         (
             {"price": pa.array([[1.0]] * 3)},
-            "is of type list<element: double>, and slot 'price' needs numbers",
+            "has the type list<element: double>, but slot 'price' needs numbers",
         ),
-        ({"id": pa.array([1, None, 2])}, "column 'id' of {path}, row group 0 has 1 nulls; slot 'id' needs"),
+        (
+            {"id": pa.array([1, None, 2])},
+            "column 'id' of {path}, row group 0 has 1 nulls, but slot 'id' needs",
+        ),
         ({"bag": pa.array([[1], [None], []], pa.list_(pa.int64()))}, "has lists with 1 nulls"),
-        ({"three": pa.array([[1] * 3, [2], [3] * 3])}, "has a list of 1; slot 'three' has length 3"),
+        (
+            {"three": pa.array([[1] * 3, [2], [3] * 3])},
+            "has a list of 1 values, but slot 'three' has length 3",
+        ),
         ({"price": pa.array([1.0, np.inf, 2.0])}, "column 'price' of {path}, row group 0 has numbers that"),
         ({"price": pa.array([1.0, np.nan, 2.0])}, "has numbers that are not finite"),
         ({"price": pa.array([1.0, -1e300, 2.0])}, "has numbers that are not finite as float32"),
@@ -133,15 +139,15 @@ def test_columns_that_are_not_slots(tmp_path: Path) -> None:
             ids(made(path, Servers()))
     whole = table(0, 3)
     pq.write_table(whole.append_column("id", whole["id"]), path)
-    with pytest.raises(DataError, match=re.escape(f"{path} has several columns 'id'; rename all but one")):
+    with pytest.raises(DataError, match=re.escape(f"{path} has several columns 'id'. Rename all but one")):
         ids(made(path, Servers()))
     pq.write_table(table(0, 3).drop(["more"]), path)
     with pytest.raises(DataError, match=re.escape(f"{path} has no column 'more'; it has unused, id, price")):
         ids(made(path, Servers()))
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DataError, match=re.escape(f"{path} is not a whole Parquet file:")):
+    with pytest.raises(DataError, match=re.escape(f"{path} is not a complete Parquet file:")):
         ids(made(path, Servers()))
-    with pytest.raises(UsageError, match="columns names 'x', which is not one of the slots"):
+    with pytest.raises(UsageError, match="columns contains 'x', which is not one of the slots"):
         ParquetFiles(path, use_var=SLOTS, columns={"x": "id"})
 
 
@@ -151,7 +157,7 @@ def test_a_file_that_was_replaced_while_it_was_known_is_an_error(tmp_path: Path)
     splits = list(source.splits(source.shards(), 0, 1))
     write(tmp_path / "a.parquet", 100, 104, 4)
     source._open = None  # another file was read in between
-    with pytest.raises(DataError, match="has 4 rows now, and had 8: it was replaced"):
+    with pytest.raises(DataError, match=r"now has 4 rows, but had 8\. It was replaced"):
         list(source.read("a.parquet", splits[1].start, splits[1].stop, 4, grows=False))
 
 

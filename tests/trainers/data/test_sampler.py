@@ -1,5 +1,7 @@
 """Every sample once, whoever comes and goes."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,6 +75,25 @@ def test_parts_of_one_batch_differ_by_one_sample_at_most() -> None:
         assert sorted({len(part) for part in parts}) == [2, 3]
 
 
+@pytest.mark.parametrize("trainers", [1, 2, 3, 4])
+def test_parts_have_about_equally_many_tokens_and_the_samples_of_the_batch_stay(trainers: int) -> None:
+    lengths = torch.empty(1000).log_normal_(3, 1.0, generator=torch.Generator().manual_seed(1)).round()
+    plain = samplers(trainers, batch_size=50, length=1000)
+    even = [
+        ElasticBatchSampler(1000, 50, rank=rank, trainers=trainers, seed=5, lengths=lengths.tolist())
+        for rank in range(trainers)
+    ]
+    worst = []
+    for apart, together in zip(zip(*plain, strict=True), zip(*even, strict=True), strict=True):
+        assert sorted(chain(*apart)) == sorted(chain(*together))
+        assert [len(part) for part in together] == [len(part) for part in apart]
+        for parts, found in ((apart, 0), (together, 1)):
+            tokens = torch.tensor([lengths[part].sum() for part in parts])
+            worst.append((found, float(tokens.max() / tokens.mean())))
+    mean = [sum(each for one, each in worst if one is found) for found in (0, 1)]
+    assert trainers == 1 or mean[1] - 20 < 0.2 * (mean[0] - 20)
+
+
 def test_the_order_is_the_same_for_ever() -> None:
     """Written down: a run of years ago may go on today."""
     sampler = ElasticBatchSampler(8, 4, rank=0, trainers=1, seed=1)
@@ -127,7 +148,7 @@ def test_going_on_in_the_middle_of_an_epoch_draws_no_random_number() -> None:
 def test_batches_that_nobody_counted_are_no_state() -> None:
     (sampler,) = samplers(1)
     next(iter(sampler))
-    with pytest.raises(UsageError, match=r"loop over sampler\.batches\(loader\)"):
+    with pytest.raises(UsageError, match=r"Loop over sampler\.batches\(loader\)"):
         sampler.state_dict()
 
 
@@ -144,10 +165,15 @@ def test_the_state_of_another_order_is_refused(length: int, seed: int, words: st
     ("rank", "trainers", "batch_size", "words"),
     [
         (2, 2, 4, "rank is 2 of 2"),
-        (0, 5, 4, "batch_size is 4, of all trainers together; it must be from 5"),
-        (0, 1, 101, "to 100, the number of samples"),
+        (0, 5, 4, "batch_size is 4 for all trainers together; it must be from 5"),
+        (0, 1, 101, "to 100 .the number of samples"),
     ],
 )
 def test_what_cannot_be(rank: int, trainers: int, batch_size: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ElasticBatchSampler(100, batch_size, rank=rank, trainers=trainers)
+
+
+def test_lengths_of_other_data_are_refused() -> None:
+    with pytest.raises(UsageError, match="lengths has 3 numbers for 100 samples"):
+        ElasticBatchSampler(100, 10, rank=0, trainers=2, lengths=[1, 2, 3])

@@ -76,7 +76,7 @@ def test_passes_that_are_left_early_are_told_once(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
     firsts |= {next(iter(sampler)) for _ in range(2)}
     (line,) = capsys.readouterr().err.splitlines()
-    assert "ShardSampler: 3 passes were left before their end" in line
+    assert "ShardSampler: 3 passes were left early" in line
     assert "set_epoch(epoch)" in line
     for epoch in range(9):
         sampler.set_epoch(epoch)
@@ -140,7 +140,9 @@ def test_a_loader_begins_with_the_epoch_that_it_is_given() -> None:
 
 
 def test_a_share_that_is_no_batch_is_refused() -> None:
-    with pytest.raises(UsageError, match="batch_size is 6, and 10 samples for 2 trainers are 5 for each"):
+    with pytest.raises(
+        UsageError, match="batch_size is 6, but 10 samples for 2 trainers are only 5 for each"
+    ):
         shard_loader(TensorDataset(torch.arange(10)), 6, rank=0, trainers=2)
 
 
@@ -228,7 +230,7 @@ def test_the_last_short_batch_counts_where_it_is_not_dropped() -> None:
 def test_batches_that_nobody_counted_are_no_state() -> None:
     sampler = ShardSampler(10, 0, 1)
     list(sampler)
-    with pytest.raises(UsageError, match=r"loop over sampler\.batches\(loader\)"):
+    with pytest.raises(UsageError, match=r"Loop over sampler\.batches\(loader\)"):
         sampler.state_dict()
 
 
@@ -281,7 +283,7 @@ def test_files_come_in_blocks_the_first_ones_longer(trainers: int, shares: list[
 
 
 def test_one_file_is_not_its_letters() -> None:
-    with pytest.raises(UsageError, match="needs a list of files, not 'part-0'"):
+    with pytest.raises(UsageError, match="was given 'part-0'; it must be a list of files"):
         get_file_shard("part-0", 0, 1)
 
 

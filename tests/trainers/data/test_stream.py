@@ -170,12 +170,12 @@ def test_two_streams_of_one_name_are_refused(tmp_path: Path) -> None:
     servers = Servers()
     batches = iter(made(tmp_path / "first", servers, batch_size=2))
     next(batches)
-    with pytest.raises(UsageError, match="'test' is being read by another loop, which has not ended"):
+    with pytest.raises(UsageError, match="Another loop reads the stream 'test'"):
         iter(made(tmp_path / "first", servers))
     del batches
     found = prefetched(iter(made(tmp_path / "first", servers)), lambda batch: None, ahead=3)
     next(found)
-    with pytest.raises(UsageError, match="is being read by another loop"):
+    with pytest.raises(UsageError, match="Another loop reads the stream"):
         iter(made(tmp_path / "first", servers))
     assert len(ids(found)) == 1
     assert ids(made(f"{tmp_path}/first/", servers)) == []
@@ -183,7 +183,7 @@ def test_two_streams_of_one_name_are_refused(tmp_path: Path) -> None:
         MultiSlotFiles(tmp_path / "second", use_var=SLOTS, name="test"),
         ParquetFiles(tmp_path / "first", use_var=SLOTS, name="test"),
     ):
-        with pytest.raises(UsageError, match="two sources have the name 'test'"):
+        with pytest.raises(UsageError, match="Two sources have the name 'test'"):
             iter(Stream(source, lambda: servers, batch_size=4))
 
 
@@ -231,7 +231,7 @@ def test_broken_lines_behind_the_last_record_are_told_with_it_or_with_the_next_o
     assert servers.have == [{"a": [0, 106]}]
     again = Servers()
     batches = iter(made(tmp_path, again, batch_size=8, max_bad_lines=2))
-    with pytest.raises(DataError, match="3 broken lines, and max_bad_lines is 2"):
+    with pytest.raises(DataError, match="3 lines are broken, but max_bad_lines is 2"):
         for _ in batches:
             pass
     assert again.have == [{"a": [0, 80]}], "the batch before the error"
@@ -253,7 +253,7 @@ def test_a_line_that_was_counted_without_its_end_and_goes_on(tmp_path: Path) -> 
     write(" \n" + text(2, 4).rstrip("\n"))
     assert ids(made(tmp_path, servers)) == [[2, 3]]
     write("7\n" + text(4, 5))
-    message = f"{path}: the line that ends at byte 38 was counted without its end, and goes on with '7'"
+    message = f"{path}: the line up to byte 38 was read before it was complete, and continues with '7'"
     with pytest.raises(DataError, match=re.escape(message)):
         ids(made(tmp_path, servers))
     stream = made(tmp_path, servers, max_bad_lines=1)
@@ -308,7 +308,7 @@ class Trimmed(MultiSlotFiles):
 
 def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text(0, 2))
-    with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, and was read up to 30"):
+    with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, but was read up to 30"):
         ids(made(tmp_path, Servers({"a": [0, 30]})))
     with pytest.raises(DataError, match=r"records \[10, 20\) of 'a' in the stream 'test' were deleted"):
         ids(
@@ -317,18 +317,18 @@ def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
             )
         )
     with pytest.raises(
-        DataError, match="'gone' of the stream 'test' is not there any more, and some servers have more"
+        DataError, match="'gone' of the stream 'test' no longer exists, but some servers have more"
     ):
         ids(made(tmp_path, Servers({"gone": [0, 3]}, {})))
     assert ids(made(tmp_path, Servers({"gone": [0, 3]}))) == [[0, 1]], "all have it: it may leave"
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(NotSupportedError, match=r"b\.gz is compressed"):
         ids(made(tmp_path, Servers()))
-    with pytest.raises(DataError, match="nothing, which a stream is to read, is not there"):
+    with pytest.raises(DataError, match="nothing, because it does not exist"):
         ids(made([tmp_path / "a", tmp_path / "nothing"], Servers()))
-    with pytest.raises(NotSupportedError, match=r"s3://bucket/a is not a file of this machine"):
+    with pytest.raises(NotSupportedError, match=r"s3://bucket/a is not a file of this node"):
         MultiSlotFiles("s3://bucket/a", use_var=SLOTS)
-    with pytest.raises(UsageError, match="until says when a stream that follows its source ends"):
+    with pytest.raises(UsageError, match="until ends a stream that follows its source"):
         made(tmp_path, Servers(), until=lambda: True)
 
 
@@ -338,7 +338,7 @@ def test_the_same_file_by_two_paths_is_refused_and_a_list_needs_a_name(tmp_path:
     with pytest.raises(UsageError, match="the same file twice"):
         MultiSlotFiles([tmp_path / "a", tmp_path / "b"], use_var=[Slot("ids")], name="test")
     (tmp_path / "c").touch()
-    with pytest.raises(UsageError, match="needs a name="):
+    with pytest.raises(UsageError, match="needs a name"):
         MultiSlotFiles([tmp_path / "a", tmp_path / "c"], use_var=[Slot("ids")])
     assert MultiSlotFiles(f"{tmp_path}/", use_var=[Slot("ids")]).name == str(tmp_path)
 

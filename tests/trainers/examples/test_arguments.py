@@ -17,8 +17,8 @@ def test_numbers_that_can_be_meant() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--steps=-1", "argument --steps: -1 is too small; it must be at least 0"),
-        ("--batch_size=0", "argument --batch_size: 0 is too small; it must be at least 1"),
+        ("--steps=-1", "argument --steps: '-1' is not a whole number of at least 0"),
+        ("--batch_size=0", "argument --batch_size: '0' is not a whole number of at least 1"),
         ("--steps=ten", "argument --steps: 'ten' is not a whole number"),
     ],
 )
@@ -52,11 +52,11 @@ def test_folders_with_files(log: Path) -> None:
 
 def test_folders_without(log: Path) -> None:
     (log / "empty" / "train").mkdir(parents=True)
-    with pytest.raises(argparse.ArgumentTypeError, match="nowhere/train is not a folder of files"):
+    with pytest.raises(argparse.ArgumentTypeError, match="nowhere/train is not a directory with files"):
         folder_with_train("nowhere")
-    with pytest.raises(argparse.ArgumentTypeError, match="empty/train has no files"):
+    with pytest.raises(argparse.ArgumentTypeError, match="empty/train is not a directory with files"):
         folder_with_train(str(log / "empty"))
     with pytest.raises(
-        argparse.ArgumentTypeError, match="empty is a folder; give the one that has the files"
+        argparse.ArgumentTypeError, match="empty is a directory; give the directory of the files"
     ):
         folder_of_files(str(log))

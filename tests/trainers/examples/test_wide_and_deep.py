@@ -32,7 +32,7 @@ def test_a_folder_without_data_is_named_before_anything_is_connected(forker: For
     ended = forker.start(["-m", EXAMPLE, "--data", str(tmp_path)], environ, tmp_path, log)
     assert ended.wait(250) == 2
     assert log.read_text().endswith(
-        f"{tmp_path} has no best.json: write it with python -m trainers.examples.click_log {tmp_path}\n"
+        f"{tmp_path} has no best.json. Write it with python -m trainers.examples.click_log {tmp_path}\n"
     )
 
 

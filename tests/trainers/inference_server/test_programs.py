@@ -70,7 +70,7 @@ def served(
 def test_a_program_for_some_sizes_only_is_refused(
     tmp_path: Path, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    with pytest.raises(LoadError, match=r"the program is right only where .*size"):
+    with pytest.raises(LoadError, match=r"the program is right only if .*size"):
         served(tmp_path, Function(function))
 
 
@@ -281,5 +281,5 @@ def test_bags_of_flat_ids_are_served_for_any_number_of_bags(tmp_path: Path, mode
 
 
 def test_a_program_that_remembers_requests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="with each request"):
+    with pytest.raises(LoadError, match="each request would change"):
         served(tmp_path, Counting(lambda x: x))

@@ -94,7 +94,7 @@ def changed(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (changed("inputs", 0, "name", to="y"), "inputs[0].name"),
         (changed("inputs", 0, "name", to="ids"), "inputs[0] (ids).datatype"),
         (lambda body: body["inputs"].pop(), "inputs: 'ids' is missing"),
-        (lambda body: body["inputs"].append(body["inputs"][0]), "inputs[2].name: 'x' is there twice"),
+        (lambda body: body["inputs"].append(body["inputs"][0]), "inputs[2].name: 'x' occurs twice"),
         (changed("inputs", 0, "datatype", to="FP64"), "inputs[0] (x).datatype"),
         (changed("inputs", 1, "shape", to=[2]), "inputs[1] (ids).shape"),
         (changed("inputs", 1, "shape", to=[2, 3]), "inputs[1] (ids).shape"),
@@ -104,15 +104,18 @@ def changed(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (changed("inputs", 0, "shape", to=[3]), "inputs[0] (x).data has 2"),
         (changed("inputs", 1, "data", to=[[1, 2, 3, 4]]), "inputs[1] (ids).data is nested"),
         (changed("inputs", 1, "data", to=[[1, 2], [3]]), "inputs[1] (ids).data"),
-        (changed("inputs", 1, "data", to=[1, 2, 3, 4.5]), "inputs[1] (ids).data is not all whole"),
+        (changed("inputs", 1, "data", to=[1, 2, 3, 4.5]), "inputs[1] (ids).data must contain only whole"),
         (changed("inputs", 1, "data", to=[1, 2, 3, 1 << 63]), "inputs[1] (ids).data"),
         (changed("inputs", 1, "data", to=[1, 2, 3, "4"]), "inputs[1] (ids).data"),
         (changed("inputs", 0, "data", to=[1, None]), "inputs[0] (x).data"),
-        (changed("inputs", 0, "data", to=[0.5, True]), "inputs[0] (x).data has true or false"),
-        (changed("inputs", 1, "data", to=[[1, 2], [3, False]]), "inputs[1] (ids).data has true or false"),
+        (changed("inputs", 0, "data", to=[0.5, True]), "inputs[0] (x).data contains true or false"),
+        (
+            changed("inputs", 1, "data", to=[[1, 2], [3, False]]),
+            "inputs[1] (ids).data contains true or false",
+        ),
         (changed("inputs", 0, "data", to=[1, 1e300]), "inputs[0] (x).data"),
         (changed("inputs", 0, "data", to=None), "inputs[0] (x).data is missing"),
-        (changed("inputs", 0, "parameters", to={"binary_data_size": 8}), "inputs[0] (x).data is there"),
+        (changed("inputs", 0, "parameters", to={"binary_data_size": 8}), "inputs[0] (x) has both data"),
         (changed("inputs", 0, "parameters", to=3), "inputs[0] (x).parameters"),
         (changed("id", to=5), "id is 5"),
         (changed("outputs", to=[{"name": "other"}]), "outputs[0].name"),
@@ -146,7 +149,9 @@ def test_more_json_than_the_inputs_need_is_not_parsed():
     body, headers = encoded({"ids": torch.zeros(9, 2, dtype=torch.int64), "x": torch.zeros(9)})
     space, (size,) = b" " * 70_000, headers.values()
     for each, json_size in ((b"[" + space, None), (space + body, str(len(space) + int(size)))):
-        with pytest.raises(RequestError, match="bytes of JSON; all inputs have at most 30 numbers together"):
+        with pytest.raises(
+            RequestError, match="bytes of JSON, but all inputs have at most 30 numbers together"
+        ):
             decode_request(each, json_size, INPUTS, OUTPUTS, 10)
     decode_request(space + body, str(len(space) + int(size)), INPUTS, OUTPUTS)
     decode_request(body, size, INPUTS, OUTPUTS, 10)
@@ -182,5 +187,7 @@ def test_sizes_of_binary_bodies(size, more, field):
 def test_a_binary_size_must_fit_its_shape():
     body, headers = encoded({"ids": torch.zeros(2, 2, dtype=torch.int64), "x": torch.zeros(2)})
     wrong = body.replace(b'"binary_data_size": 32', b'"binary_data_size": 31')
-    with pytest.raises(RequestError, match=r"inputs\[0\] \(ids\).parameters.binary_data_size is 31.* is 32"):
+    with pytest.raises(
+        RequestError, match=r"inputs\[0\] \(ids\).parameters.binary_data_size is 31.* must be 32"
+    ):
         decode_request(wrong, *headers.values(), INPUTS, OUTPUTS)

@@ -180,7 +180,7 @@ def test_only_so_many_names_are_taken(script, capsys):
     script.later().step()
     names = {name for said in script.wire.said for name in said["values"]}
     assert len(names) == MOST_NAMES
-    assert capsys.readouterr().err.count("further names are not taken") == 1
+    assert capsys.readouterr().err.count("further names are ignored") == 1
 
 
 def test_a_stderr_that_is_closed_is_no_reason_to_end_a_training(script, monkeypatch):

@@ -83,7 +83,7 @@ class Device:
 
     def fetch(self, tensor):
         if not self.taken:
-            raise RuntimeError("it has no events")
+            raise RuntimeError("the device has no events")
         return tensor.clone(), self
 
     def query(self) -> bool:

@@ -27,7 +27,7 @@ def test_a_full_disk_refuses_pushes_and_loses_none_that_counted(forker: Forker, 
             assert trainer.wait() == 1
             assert "refused PUSH (FAILED)" in trainer.output
             assert f"{tmp_path}/kept/server-0/journal-" in trainer.output
-            assert "free some space" in trainer.output
+            assert "Free some space" in trainer.output
             acknowledged.append(steps_said(trainer, "pushed") + 1)
         assert sum(acknowledged) > 100, "the disk was full before anything was said"
         for server in job.servers:
@@ -75,7 +75,7 @@ def test_a_server_without_room_for_a_snapshot_goes_on(
 
         def failed(times: int) -> bool:
             fill(filler)
-            return server.output.count("a snapshot failed") >= times
+            return server.output.count("A snapshot failed") >= times
 
         wait_until(lambda: failed(1), job)
         assert "No space" in server.output

@@ -78,7 +78,7 @@ class Follower:
         numbers = [chain.saves[-1].number for chain in (*self.chains, last)]
         assert numbers == sorted(numbers)
         assert {chain.stream for chain in self.chains} <= {last.stream}
-        bases = sum(log.read_text().count(", a base") for log in logs.glob("*.log"))
+        bases = sum(log.read_text().count("as a full version") for log in logs.glob("*.log"))
         assert 0 < bases < numbers[-1]
 
     def _follow(self) -> None:
@@ -199,7 +199,7 @@ def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path, 
             for word in line.split()[1:]
         ]
         assert len(set(numbers)) == 8
-        assert "the version could not be published: " in job.trainers[0].output
+        assert "The version could not be published: " in job.trainers[0].output
         assert "published" in job.trainers[0].output.partition("unwritable:")[2]
     last = open_saves(tmp_path / "published").saves[-1]
     assert (last.step, last.number) == (9, max(numbers) + 2), "one by hand, and one at the end"
@@ -217,7 +217,7 @@ def test_what_failed_is_published_later_although_nothing_has_changed_since(
     words = counting(tmp_path, 20, "none", hold=10, ps={"publish": str(published), "publish_interval_s": 0.1})
     with forker.job(tmp_path, trainers=2, servers=2) as job:
         held(job, words)
-        job.servers[0].wait_for("could not be published and will be tried again")
+        job.servers[0].wait_for("Could not publish a version and will retry")
         published.unlink()
 
         def counts() -> dict[float, int]:
@@ -241,5 +241,5 @@ def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> Non
         words = command(tmp_path, "sync", "none", 0, publish=str(saved))
         server = job.start(words, Role.SERVER, 0)
         assert server.wait() == 1
-    assert f"OthersError: {saved} has a save of fleet.save_persistables()" in server.output
-    assert "set another ps_configs publish" in server.output
+    assert f"OthersError: {saved} has tables of fleet.save_persistables()" in server.output
+    assert "Set another ps_configs publish" in server.output

@@ -63,7 +63,7 @@ def test_another_model_than_the_saved_one_is_refused_at_the_trainer(
         said = job.trainers[0].output
         assert "ServerError: server 0 at 127.0.0.1:" in said
         assert str(whole / "saved") in said
-        assert "is dense with 2100 elements; in this model it is dense with 3000 elements" in said
+        assert "is dense with 2100 elements, but in this model it is dense with 3000 elements" in said
 
 
 def test_a_wider_model_begins_with_the_tables_that_are_named(
@@ -73,13 +73,13 @@ def test_a_wider_model_begins_with_the_tables_that_are_named(
     assert all("warm" in each for each in said)
     (line,) = [line for each in said for line in each.splitlines() if "initial values: " in line]
     assert "/saved: ids.weight, words.weight, out.weight, out.bias; initial values: cities.weight, " in line
-    assert line.endswith("wide.weight, wide.bias; left out of the save: wide.bias, wide.weight")
+    assert line.endswith("wide.weight, wide.bias; not loaded: wide.bias, wide.weight")
 
 
 def test_every_mode_holds_what_it_should(forker: Forker, tmp_path: Path) -> None:
     (said,) = run(forker, command("modes", tmp_path), trainers=1, servers=2)
     assert "all modes" in said
-    assert 'set strategy.ps_configs "publish"' in said.partition("to nowhere:")[2]
+    assert 'Set strategy.ps_configs "publish"' in said.partition("to nowhere:")[2]
 
 
 def test_trainers_that_all_save_make_one_save(forker: Forker, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_a_save_that_fails_says_why_and_leaves_the_former_one(forker: Forker, tm
     lines = {line.partition(":")[0]: line for line in said.splitlines()}
     assert str(tmp_path / "file") in lines["unwritable"]
     assert "server 1 at 127.0.0.1:" in lines["full"]
-    assert f"the save to {tmp_path}/saved" in lines["full"]
+    assert f"The save to {tmp_path}/saved" in lines["full"]
     assert "File too large" in lines["full"]
-    assert "the former save" in lines["full"]
+    assert "The former save" in lines["full"]
     assert len(list((tmp_path / "saved").glob("save-*"))) == 1, "what was written of it is gone"
     assert "went on" in lines
     again = tmp_path / "again"

@@ -37,7 +37,7 @@ def test_before_init_the_environment_is_asked(become: Callable[..., None]) -> No
 
 def test_workers_that_do_not_know_where_to_meet_say_so(become: Callable[..., None]) -> None:
     become(current_id=1, worker_num=2, server_endpoints=["h:1"])
-    with pytest.raises(UsageError, match="give UserDefinedRoleMaker worker_endpoints"):
+    with pytest.raises(UsageError, match="Pass worker_endpoints to UserDefinedRoleMaker"):
         default_peers()
     become(current_id=0, worker_num=1, server_endpoints=["h:1"])
     assert default_peers() is None

@@ -1,3 +1,7 @@
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
 from fleetrun.envs import contract
@@ -30,12 +34,24 @@ def test_a_process_on_its_own_is_rank_0_of_1() -> None:
 
 def test_a_trainer_of_fleetrun() -> None:
     member = Member(
-        cluster=CLUSTER, role=Role.TRAINER, rank=1, endpoint="10.0.0.1:7001", devices=(0,), restart_count=2
-    )
+        cluster=CLUSTER, role=Role.TRAINER, rank=1, local_rank=1, endpoint="10.0.0.1:7001", devices=(0,),
+        restart_count=2, pod="evjsyn",
+    )  # fmt: skip
     me = identity(contract.write(member))
     assert (me.index, me.worker_num, me.is_server, me.launched_as_ps) == (1, 2, False, True)
+    assert (me.local_rank, me.master, me.scratch) == (1, CLUSTER.master, "log/ps.evjsyn")
     assert (me.trainers, me.servers) == (CLUSTER.trainers, CLUSTER.servers)
     assert (me.device, me.restart_count, me.source) == (0, 2, "fleetrun")
+
+
+def test_a_trainer_of_a_collective_job() -> None:
+    cluster = dataclasses.replace(CLUSTER, mode=Mode.COLLECTIVE, servers=())
+    member = Member(
+        cluster=cluster, role=Role.TRAINER, rank=0, endpoint="10.0.0.1:7000", backend="gloo",
+        devices=(1,), device_kind="xpu",
+    )  # fmt: skip
+    me = identity(contract.write(member))
+    assert (me.launched_as_ps, me.servers, me.backend, me.device) == (False, (), "gloo", None)
 
 
 def test_a_server_of_fleetrun() -> None:
@@ -55,7 +71,7 @@ def test_a_process_of_torchrun() -> None:
     [
         ({"MASTER_PORT": ""}, "MASTER_PORT is not set"),
         ({"RANK": "x"}, "RANK is 'x'"),
-        ({"RANK": "4"}, "RANK is 4 and WORLD_SIZE 4"),
+        ({"RANK": "4"}, "RANK is 4, but WORLD_SIZE is 4"),
         ({"WORLD_SIZE": "²"}, "WORLD_SIZE is '²'"),
     ],
 )
@@ -64,11 +80,32 @@ def test_broken_torchrun_variables_are_named(changes: dict[str, str], words: str
         identity(TORCHRUN | changes)
 
 
-def test_a_broken_contract_is_named() -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"PADDLE_RESTART_COUNT": "many"}, "PADDLE_RESTART_COUNT is 'many'"),
+        ({"FLEETRUN_CONTAINER": "a.trainer.²"}, "FLEETRUN_CONTAINER is '²'"),
+        ({"FLEETRUN_LOCAL": "a/b"}, "FLEETRUN_LOCAL is 'a'"),
+        ({"FLAGS_selected_gpus": "a"}, "FLAGS_selected_gpus is 'a'"),
+        ({"FLEETRUN_MASTER": ""}, "FLEETRUN_MASTER is not set, but FLEETRUN_CONTAINER is set"),
+        ({"PADDLE_BACKUP_ENV_PATH": "/no/file"}, "cannot read the file '/no/file' of PADDLE_BACKUP_ENV_PATH"),
+    ],
+)
+def test_a_broken_contract_is_named(changes: dict[str, str], words: str) -> None:
     member = Member(cluster=CLUSTER, role=Role.TRAINER, rank=1, endpoint="10.0.0.1:7001")
-    environ = contract.write(member) | {"PADDLE_RESTART_COUNT": "many"}
-    with pytest.raises(UsageError, match="PADDLE_RESTART_COUNT is 'many'"):
-        identity(environ)
+    with pytest.raises(UsageError, match=words):
+        identity(contract.write(member) | changes)
+
+
+def test_values_too_long_for_an_environment_are_in_a_file(tmp_path: Path) -> None:
+    member = Member(cluster=CLUSTER, role=Role.TRAINER, rank=1, endpoint="10.0.0.1:7001")
+    environ, file = contract.write(member), tmp_path / "long.json"
+    file.write_text(json.dumps({"PADDLE_TRAINER_ENDPOINTS": environ.pop("PADDLE_TRAINER_ENDPOINTS")}))
+    assert identity(environ | {"PADDLE_BACKUP_ENV_PATH": str(file)}).trainers == CLUSTER.trainers
+    for wrong in ("[]", "{", "7"):
+        file.write_text(wrong)
+        with pytest.raises(UsageError, match="cannot read the file"):
+            identity(environ | {"PADDLE_BACKUP_ENV_PATH": str(file)})
 
 
 def test_a_role_of_a_later_version_is_refused() -> None:

@@ -56,10 +56,10 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
     ("environ", "words"),
     [
         (COLLECTIVE | {"PADDLE_TRAINERS_NUM": "2"}, "PADDLE_TRAINERS_NUM is 2, but .* has 3 endpoints"),
-        (COLLECTIVE | {"PADDLE_TRAINER_ID": "3"}, "PADDLE_TRAINER_ID is 3 of 3"),
+        (COLLECTIVE | {"PADDLE_TRAINER_ID": "3"}, "PADDLE_TRAINER_ID is 3; it must be from 0 to 2"),
         (COLLECTIVE | {"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID is 'x'"),
         (COLLECTIVE | {"PADDLE_TRAINER_ID": "1"}, r"is 1, which is 10\.0\.0\.2:7001 in .*, but PADDLE_CURR"),
-        (COLLECTIVE | {"RANK": "1"}, "RANK is '1', but by PADDLE_TRAINER_ID .* it is 2: two launchers"),
+        (COLLECTIVE | {"RANK": "1"}, "RANK is '1', but PADDLE_TRAINER_ID .* mean 2, so two launchers"),
         (COLLECTIVE | {"WORLD_SIZE": "4"}, "WORLD_SIZE is '4', but"),
         (COLLECTIVE | {"PADDLE_TRAINER_ENDPOINTS": "h1,h2,h3"}, "PADDLE_TRAINER_ENDPOINTS has 'h1'"),
         (COLLECTIVE | {"PADDLE_MASTER": "http://h1"}, "PADDLE_MASTER has 'http://h1'; an endpoint is"),
@@ -70,7 +70,7 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
         (without(SERVER, "POD_IP"), "POD_IP is not set"),
         (SERVER | {"PADDLE_PORT": "8002"}, r"this server is 10\.0\.0\.2:8002, which is not in"),
         (SERVER | {"PADDLE_PSERVERS_IP_PORT_LIST": "h:1,h:1"}, "has 'h:1' twice"),
-        (SERVER | {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:8001"}, r"'10\.0\.0\.1:8001' is in PADDLE_PSERVERS"),
+        (SERVER | {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:8001"}, r"'10\.0\.0\.1:8001' is in both PADDLE_PS"),
     ],
 )  # fmt: skip
 def test_contradictions_are_named(environ: dict[str, str], words: str) -> None:

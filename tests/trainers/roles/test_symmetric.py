@@ -82,10 +82,10 @@ def test_without_local_numbers_the_ranks_alternate() -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        (environ(0, 3), "every second process a server, and mpirun started 3 on this machine; start an even"),
-        (environ(0, 4, local_size=1), "mpirun started 1 on this machine"),
-        (environ(0, 1), "at least two of them"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "for the processes of an mpirun"),
+        (environ(0, 3), "every second process a server, but mpirun started 3 on this node. Start an even"),
+        (environ(0, 4, local_size=1), "mpirun started 1 on this node"),
+        (environ(0, 1), "at least two processes"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "processes of one mpirun"),
         ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "PADDLE_MASTER=host:port"),
         (environ(0, 2, PADDLE_MASTER="h1"), "PADDLE_MASTER has 'h1'; an endpoint is"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x'"),
@@ -111,7 +111,7 @@ def test_a_meeting_place_that_is_taken_is_named() -> None:
         master = f"127.0.0.1:{taken.getsockname()[1]}"
         before = {each.name for each in Path("/proc/self/fd").iterdir()}
         with pytest.raises(
-            FleetError, match=f"2 processes of mpirun did not meet at {master}: .* PADDLE_MAST"
+            FleetError, match=f"2 processes of mpirun could not connect at {master}: .* PADDLE_MAST"
         ):
             MPISymmetricRoleMaker(environ=environ(0, 2, PADDLE_MASTER=master)).identity()
         assert {each.name for each in Path("/proc/self/fd").iterdir()} <= before, "the port is given back"

@@ -58,7 +58,7 @@ def test_a_program_takes_any_number_of_ids_and_of_bags(mode: str, last: bool) ->
         with torch.no_grad():
             assert torch.allclose(module(weights, (ids, offsets)), model(ids, offsets), atol=1e-6)
     for wrong in ([1, 2, 3], [0, 3, 1], [0, 2, 9]):
-        with pytest.raises(RuntimeError, match="offsets must begin with 0"):
+        with pytest.raises(RuntimeError, match="offsets must start with 0"):
             module(weights, (torch.arange(3), torch.tensor(wrong)))
     early = torch.arange(3), torch.tensor([0, 1, 2])
     if last and mode != "sum":

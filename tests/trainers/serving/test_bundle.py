@@ -78,10 +78,10 @@ def _manifest(where: Path, change: Callable[[dict[str, object]], object]) -> Non
         (_flip, r"thing-two-\w+\.bin is damaged"),
         (_cut, r"thing-one-\w+\.bin is damaged"),
         (lambda where: next(where.glob("thing-two-*")).unlink(), r"thing-two-.* cannot be read"),
-        (lambda where: (where / "thing.json").write_text("{"), "thing.json cannot be used: it is not"),
-        (lambda where: (where / "thing.json").write_text("[]"), "thing.json cannot be used: it is not"),
+        (lambda where: (where / "thing.json").write_text("{"), "thing.json cannot be used: the file is not"),
+        (lambda where: (where / "thing.json").write_text("[]"), "thing.json cannot be used: the file is not"),
         (lambda where: _manifest(where, lambda body: body.update(about={"number": 2})), "checksum"),
-        (lambda where: (where / "thing.json").unlink(), "has no thing.json.*It holds: thing-"),
+        (lambda where: (where / "thing.json").unlink(), "has no thing.json.*It has: thing-"),
     ],
 )
 def test_damage_is_found_and_named(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
@@ -93,7 +93,7 @@ def test_damage_is_found_and_named(tmp_path: Path, damage: Callable[[Path], obje
 
 def test_a_part_that_was_not_saved(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    with pytest.raises(LoadError, match="has no three: it was saved without"):
+    with pytest.raises(LoadError, match="was saved without three"):
         read_bundle(tmp_path, "thing", ("three",))
 
 
@@ -102,7 +102,7 @@ def test_a_save_that_fails_leaves_the_former_one_and_nothing_else(tmp_path: Path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(SaveError, match=r"File too large.*still counts"):
+        with pytest.raises(SaveError, match=r"File too large.*still valid"):
             write(tmp_path, 2, size=100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -95,7 +95,7 @@ CHANGES = {
     "weights as a file of torch.save": member("/data/weights/model.pt"),
     "a constant as a file of torch.save": member("/data/constants/custom_obj_0"),
     "examples": member("/data/sample_inputs/model.pt"),
-    "another folder": member("/extra/x"),
+    "another directory": member("/extra/x"),
     "a member outside": member("x/data/weights/weight_0"),
     "unpickled": unpickled,
     "a call": expression("__import__('os').system('true')"),

@@ -70,14 +70,14 @@ def test_a_program_gives_what_the_model_gives_for_batches_of_any_size(tmp_path: 
         assert torch.equal(served(ids=ids, x=x)[0], served(x, ids)[0])
         assert not served(x, ids)[0].requires_grad
     for wrong, words in (
-        ((x,), "was given 1 inputs by place and none by name"),
-        ((x.double(), ids), r"takes x: float32 \[any, 4\], and was given torch.float64 \[5, 4\]"),
+        ((x,), "was given 1 inputs by position and none by name"),
+        ((x.double(), ids), r"takes x: float32 \[any, 4\], but was given torch.float64 \[5, 4\]"),
         ((x[:, :3], ids), r"was given torch.float32 \[5, 3\]"),
         ((x, 5), "ids: .* was given 5"),
     ):
         with pytest.raises(UsageError, match=words):
             served(*wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="by place and other by name"):
+    with pytest.raises(UsageError, match="by position and other by name"):
         served(x, other=ids)
 
 
@@ -113,7 +113,7 @@ def test_a_large_one_is_saved_anew_and_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(LoadError, match=f"{path.name} is damaged"):
         load_inference_model(tmp_path)
-    with pytest.raises(LoadError, match=r"no inference\.json.*It holds: nothing"):
+    with pytest.raises(LoadError, match=r"no inference\.json.*It has: nothing"):
         load_inference_model(tmp_path / "elsewhere")
 
 
@@ -129,7 +129,7 @@ def test_a_model_that_fixes_the_batch_says_so(tmp_path: Path) -> None:
     save_program(tmp_path, Fixed(), torch.randn(4, 2), (), {})
     served = load_inference_model(tmp_path)
     assert torch.equal(served(torch.ones(4, 2)), torch.full((4,), 2.0))
-    with pytest.raises(UsageError, match=r"x: float32 \[4, 2\], and was given torch.float32 \[8, 2\]"):
+    with pytest.raises(UsageError, match=r"x: float32 \[4, 2\], but was given torch.float32 \[8, 2\]"):
         served(torch.ones(8, 2))
 
 

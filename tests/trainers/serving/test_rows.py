@@ -82,7 +82,7 @@ def test_padding_is_zeros_in_a_table_of_known_size_if_its_row_may_have_left(
     assert torch.equal(rows[[1, 3]], torch.ones(2, 4))
     assert torch.equal(rows[[0, 4]], initial_rows(options, torch.tensor([0, 4]), 4))
     assert torch.equal(rows[2], torch.full((4,), read))
-    monkeypatch.setitem(TABLES, 0, Elsewhere())
+    monkeypatch.setitem(TABLES, 0, Elsewhere().rows)
     followed = outside_of([served])[module](torch.arange(5))
     assert torch.equal(followed[1:4:2], torch.ones(2, 4))
     assert torch.equal(followed[2], torch.full((4,), read))

@@ -51,16 +51,16 @@ def test_arrays_are_not_copied_unless_they_must_not_be_written() -> None:
         (
             static.data("x", [None, 2]),
             np.ones((3, 2)),
-            "feed 'x' (float32, shape [any, 2]) was given float64; cast it first",
+            "feed 'x' (float32, shape [any, 2]) was given float64. Convert it first",
         ),
         (static.data("x", [None, 2]), np.ones((3, 1), np.float32), "was given shape [3, 1]"),
         (static.data("x", [None, 2]), np.ones(2, np.float32), "was given shape [2]"),
         (static.data("x", [None]), torch.ones(2, dtype=torch.int64), "was given int64"),
-        (static.data("y", [None], "int64"), [1.5], "was given float32; cast it first"),
+        (static.data("y", [None], "int64"), [1.5], "was given float32. Convert it first"),
         (static.data("y", [None], "uint8"), [300, -1], "was given numbers from -1 to 300"),
-        (static.data("x", [None]), "words", "was given a str, of which torch makes no tensor"),
-        (static.data("x", [None]), [[1.0], [1.0, 2.0]], "was given a list, of which torch makes no tensor"),
-        (static.data("ids", [None, 1], "int64", lod_level=1), torch.ones(2), "was given a Tensor; give a"),
+        (static.data("x", [None]), "words", "was given a str, which torch cannot convert"),
+        (static.data("x", [None]), [[1.0], [1.0, 2.0]], "was given a list, which torch cannot convert"),
+        (static.data("ids", [None, 1], "int64", lod_level=1), torch.ones(2), "was given a Tensor. Pass a"),
         (static.data("ids", [None, 1], "float32", lod_level=1), BAG, "was given values of int64"),
     ],
 )
@@ -72,7 +72,7 @@ def test_what_a_feed_refuses(feed: static.Data, value: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("words", "settings", "message"),
     [
-        (("", [None]), {}, "has name ''"),
+        (("", [None]), {}, "was given the name ''"),
         (("x", [None], "float"), {}, "dtype 'float'; it must be one of bool, uint8"),
         (("x", [None], torch.complex64), {}, "dtype torch.complex64"),
         (("x", 3), {}, "has shape 3"),
@@ -122,10 +122,10 @@ def test_each_feed_takes_its_part_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("feed", "message"),
     [
-        (static.data("other", [None, 1]), "the batch has no slot 'other'"),
+        (static.data("other", [None, 1]), "The batch has no slot 'other'"),
         (static.data("image", [None, 3]), "feed 'image' (float32, shape [any, 3]) was given shape [2, 4]"),
         (static.data("image", [None, 4], "int64"), "was given float32"),
-        (static.data("words", [None, 1], "int64"), "slot 'words' has no fixed length"),
+        (static.data("words", [None, 1], "int64"), "Slot 'words' has no fixed length"),
     ],
 )
 def test_a_batch_of_another_kind(feed: static.Data, message: str) -> None:
@@ -135,5 +135,5 @@ def test_a_batch_of_another_kind(feed: static.Data, message: str) -> None:
 
 
 def test_a_feed_of_any_size_is_in_no_line_of_text() -> None:
-    with pytest.raises(UsageError, match="only its first dimension may have any size"):
+    with pytest.raises(UsageError, match="only the first dimension may have any size"):
         Layout.of([static.data("picture", [None, 3, None, None])])

@@ -136,16 +136,16 @@ def test_what_is_fetched_does_not_change_with_the_next_step() -> None:
 @pytest.mark.parametrize(
     ("feed", "fetch_list", "message"),
     [
-        (batch(), ["acc"], "fetch_list has 'acc'; the network gives cost, out, graph"),
-        (batch(), "cost", "fetch_list is a list of names, not 'cost'"),
-        ({"x": batch()[0]}, [], "feed lacks y; the program's feeds are x, y"),
-        ({"x": 1, "y": 1, "z": 1}, [], "feed has z; the program's feeds are x, y"),
+        (batch(), ["acc"], "fetch_list has 'acc', but the network returns cost, out, graph"),
+        (batch(), "cost", "fetch_list is 'cost'; it must be a list of names"),
+        ({"x": batch()[0]}, [], "feed lacks y. The program's feeds are x, y"),
+        ({"x": 1, "y": 1, "z": 1}, [], "feed has z. The program's feeds are x, y"),
         (
             batch()[:1],
             [],
-            "feed is 1 values; give a dict, or a list in the order of the program's feeds: x, y",
+            "feed is 1 values. Pass a dict, or a list in the order of the program's feeds: x, y",
         ),
-        (torch.ones(2), [], "feed is a Tensor; give a dict"),
+        (torch.ones(2), [], "feed is a Tensor. Pass a dict"),
         ((batch()[0].double(), batch()[1]), [], "feed 'x' (float32, shape [any, 3]) was given float64"),
     ],
 )
@@ -161,10 +161,10 @@ def test_what_is_refused_before_anything_is_trained(feed: Any, fetch_list: Any, 
 @pytest.mark.parametrize(
     ("loss", "given", "message"),
     [
-        ("loss", {"cost": torch.ones(1)}, "the program minimizes 'loss', and its network gives cost"),
-        ("loss", {"loss": torch.ones(2)}, "the loss 'loss' has shape [2]; take its mean first"),
-        ("loss", {"loss": 1.0}, "the program minimizes 'loss'"),
-        ("loss", torch.ones(1), "the network gave a Tensor; it must give a dict"),
+        ("loss", {"cost": torch.ones(1)}, "The program minimizes 'loss', but its network returns cost"),
+        ("loss", {"loss": torch.ones(2)}, "The loss 'loss' has shape [2]. Return its mean instead"),
+        ("loss", {"loss": 1.0}, "The program minimizes 'loss'"),
+        ("loss", torch.ones(1), "The network returned a Tensor; it must return a dict"),
     ],
 )
 def test_what_a_network_must_give(loss: str, given: Any, message: str) -> None:
@@ -179,9 +179,9 @@ def test_what_a_network_must_give(loss: str, given: Any, message: str) -> None:
     [
         ((1, [X, Y], network), {}, "needs a torch.nn.Module as its model, not 1"),
         ((model(), [X, Y], network), {"optimizer": "sgd"}, "needs a torch.optim optimizer, not 'sgd'"),
-        ((model(), ["x"], network), {}, "feeds holds 'x'; it is a list of static.data"),
+        ((model(), ["x"], network), {}, "feeds contains 'x'; it must be a list of static.data"),
         ((model(), [X, X], network), {}, "feeds has 'x' twice"),
-        ((model(), [X], network), {}, "by name, x; it does not take that: missing a required argument: 'y'"),
+        ((model(), [X], network), {}, ": missing a required argument: 'y'"),
     ],
 )
 def test_what_is_no_program(words: tuple[Any, ...], settings: dict[str, Any], message: str) -> None:
@@ -191,14 +191,14 @@ def test_what_is_no_program(words: tuple[Any, ...], settings: dict[str, Any], me
 
 def test_an_executor_of_another_device() -> None:
     net = model()
-    with pytest.raises(UsageError, match="model is on cpu and the executor on cuda:1"):
+    with pytest.raises(UsageError, match="model is on cpu, but the executor is on cuda:1"):
         static.Executor("cuda:1").run(program(net, sgd(net)), feed=batch())
     with pytest.raises(UsageError, match="was given None to run"):
         static.Executor().run(None)  # type: ignore[arg-type]
 
 
 def test_names_of_paddle_say_what_to_use() -> None:
-    with pytest.raises(NotSupportedError, match=r"static.default_startup_program; torch modules hold their"):
+    with pytest.raises(NotSupportedError, match=r"static.default_startup_program; torch modules get their"):
         static.default_startup_program()
     with pytest.raises(AttributeError, match="'unknown'"):
         _ = static.unknown
@@ -285,14 +285,14 @@ def test_a_pass_without_training(dataset: QueueDataset) -> None:
     result = static.Executor().infer_from_dataset(trains, dataset, fetch_list=["cost"], print_period=3)
     assert result.examples == 10
     assert all(torch.equal(*pair) for pair in zip(state(net), before, strict=True))
-    with pytest.raises(UsageError, match=r"a program for test: .*; use infer_from_dataset"):
+    with pytest.raises(UsageError, match=r"a program for tests: .*\. Use infer_from_dataset"):
         static.Executor().train_from_dataset(trains.clone(for_test=True), dataset)
 
 
 def test_a_name_that_cannot_be_printed_is_said_at_the_first_batch(dataset: QueueDataset) -> None:
     net = model()
     before = [param.detach().clone() for param in net.parameters()]
-    with pytest.raises(UsageError, match="fetch_list has 'acc'; the network gives cost, out, graph"):
+    with pytest.raises(UsageError, match="fetch_list has 'acc', but the network returns cost, out, graph"):
         static.Executor().train_from_dataset(program(net, sgd(net)), dataset, fetch_list=["acc"])
     assert all(torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))
     assert sum(len(each) for each in dataset) == 10, "another pass can begin"
@@ -300,5 +300,5 @@ def test_a_name_that_cannot_be_printed_is_said_at_the_first_batch(dataset: Queue
 
 def test_what_is_no_data_set() -> None:
     net = model()
-    with pytest.raises(UsageError, match="this one a tuple; loop over it with"):
+    with pytest.raises(UsageError, match=r"this one returned a tuple\. Loop over it with"):
         static.Executor().train_from_dataset(program(net, sgd(net)), [batch()])  # type: ignore[list-item]

@@ -130,7 +130,7 @@ def test_a_sweep_that_fails_is_no_failure(
     _files(folder)
     monkeypatch.setattr(folder, "remove", lambda name: (_ for _ in ()).throw(PermissionError(name)))
     sweep(folder, lambda name: name.startswith("save-"), ())
-    assert "not needed any more but stay: save-1" in capfd.readouterr().err
+    assert "no longer needed but could not be removed: save-1" in capfd.readouterr().err
     assert (tmp_path / "save-1").exists()
 
 

@@ -1,14 +1,14 @@
 """The click models: their formulas, and that they learn in one process."""
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.support.folded import FoldedEmbedding
 from trainers.data.clicks import SLOTS, ClickModel
 from trainers.metrics import auc
-from trainers.zoo.click_models import DeepFM, FoldedEmbedding, WideDeep, linear, pairs
+from trainers.zoo.click_models import WideDeep, linear
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +20,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-MODELS = {"wide_deep": WideDeep, "deepfm": DeepFM}
-
-
-def small(kind: type[WideDeep] | type[DeepFM], dim: int = 5) -> WideDeep | DeepFM:
+def small(dim: int = 5) -> WideDeep:
     torch.manual_seed(0)
-    return kind(FoldedEmbedding(5000, dim), dim, hidden=(32, 16))
+    return WideDeep(FoldedEmbedding(5000, dim), dim, hidden=(32, 16))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_learns_without_servers(name: str):
+def test_learns_without_servers():
     truth = ClickModel(vocabularies=(40,) * SLOTS, signal=0.6)
     train, test = truth.draw(8000, 0), truth.draw(4000, 1)
-    model = small(MODELS[name])
+    model = small()
     dense = [p for n, p in model.named_parameters() if not n.startswith("embedding.")]
     optimizers = [
         torch.optim.Adam(dense, lr=3e-3),
@@ -53,31 +49,12 @@ def test_learns_without_servers(name: str):
 
 
 def test_wide_deep_is_the_sum_of_its_parts():
-    model = small(WideDeep)
+    model = small()
     ids, dense, _ = ClickModel(vocabularies=(9,) * SLOTS).draw(3, 0).tensors()
     rows = torch.stack([model.embedding(ids[:, slot]) for slot in range(SLOTS)], dim=1)
     expected = model.wide(dense) + model.deep(torch.cat([rows.reshape(3, -1), dense], dim=1))
     assert torch.allclose(model(ids, dense), expected[:, 0])
     assert model(ids, dense).shape == (3,)
-
-
-def test_pairs_are_the_inner_products_of_all_pairs():
-    fields = torch.randn(4, 7, 3, dtype=torch.float64)
-    products = torch.einsum("bif,bjf->bij", fields, fields)
-    assert torch.allclose(pairs(fields), products.triu(1).sum((1, 2)))
-
-
-def test_deepfm_is_the_sum_of_its_parts():
-    """Field by field: a weight each, the inner product of every two, and the perceptron on all of them."""
-    model = small(DeepFM)
-    torch.nn.init.normal_(model.embedding.table.weight)
-    torch.nn.init.normal_(model.factors)
-    ids, dense, _ = ClickModel(vocabularies=(9,) * SLOTS, missing=0).draw(1, 0).tensors()
-    rows = model.embedding(ids[0])
-    vectors = [row[1:] for row in rows] + [x * v for x, v in zip(dense[0], model.factors, strict=True)]
-    products = sum(left @ right for left, right in itertools.combinations(vectors, 2))
-    expected = rows[:, 0].sum() + model.first(dense)[0, 0] + products + model.deep(torch.cat(vectors))
-    assert torch.allclose(model(ids, dense), expected, rtol=1e-4)
 
 
 def test_a_folded_embedding_takes_any_id_and_reads_zero_for_none():

@@ -59,7 +59,7 @@ def test_convolutions_are_drawn_as_he_and_others_do() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"layers": 20}, "a ResNet of 20 layers is not known; there are 18, 34, 50, 101 and 152"),
+        ({"layers": 20}, "ResNet has no variant with 20 layers; choose one of 18, 34, 50, 101 and 152"),
         ({"width": 0}, "width is 0"),
         ({"class_dim": 0}, "class_dim 0"),
     ],
@@ -71,5 +71,5 @@ def test_what_cannot_be(settings: dict[str, int], words: str) -> None:
 
 def test_smaller_pictures_are_refused() -> None:
     model = ResNet(layers=18, width=2)
-    with pytest.raises(UsageError, match="of 31 x 40 pixels; a ResNet takes 32 x 32 and up"):
+    with pytest.raises(UsageError, match="have 31 x 40 pixels; a ResNet needs at least 32 x 32"):
         model(torch.zeros(1, 3, 31, 40))

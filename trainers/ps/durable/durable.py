@@ -75,8 +75,8 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise DurabilityError(
-            f"another process uses {folder}: two servers cannot share it. Stop that server, or set another "
-            "durability_dir for this job."
+            f"Another process uses {folder}, and two servers cannot share it. Stop that server, or set "
+            "another durability_dir for this job."
         ) from error
     return descriptor
 
@@ -91,8 +91,8 @@ def claim_folder(folder: Path, owner: Owner) -> None:
     found = _read_owner(path)
     if found != owner:
         raise FolderError(
-            f"{folder} belongs to {_describe_owner(found)}, and this is {_describe_owner(owner)}. "
-            "Choose another durability_dir, or remove that folder if its state is no longer needed."
+            f"{folder} belongs to {_describe_owner(found)}, but this is {_describe_owner(owner)}. Choose "
+            "another durability_dir, or remove that directory if you no longer need its state."
         )
 
 
@@ -104,7 +104,7 @@ def _read_owner(path: Path) -> Owner:
             return Owner(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(
-            f"{path} is damaged: {error}. Choose another durability_dir or remove it."
+            f"{path} is damaged: {error}. Choose another durability_dir, or remove {{path.parent}}."
         ) from error
     raise FolderError(
         f"{path.parent} was written by another version of fleetrun (format {version}, this one has "
@@ -113,7 +113,7 @@ def _read_owner(path: Path) -> Owner:
 
 
 def _describe_owner(owner: Owner) -> str:
-    content = "snapshots and a journal" if owner.journal else "snapshots only"
+    content = "snapshots and a write-ahead log" if owner.journal else "snapshots only"
     return f"server {owner.server} of the job {owner.job!r} with {content}"
 
 
@@ -130,7 +130,6 @@ class Snapshot:
     """
 
     number: int
-    step: int
     blob: bytes
     _opened: OpenFolder
 
@@ -143,13 +142,16 @@ class Snapshot:
         """Load everything into empty tables of the snapshot's specs. Raises DamagedError."""
         try:
             load_tables(self._opened, tables, _SOLE_OWNER)
+            self._opened.check_alive(
+                {each.spec.name: each.alive for each in tables if isinstance(each, SparseTable)}
+            )
         except LoadError as error:
             raise DamagedError(_damaged_snapshot(error)) from error
 
 
 def newest_snapshot(folder: Path) -> Snapshot | None:
-    """Return the last complete snapshot, or None. Raises DamagedError if its files have changed since they
-    were written.
+    """Return the last complete snapshot, or None if none is complete. Raises DamagedError if its files have
+    changed since they were written.
     """
     complete = [number for number, path in _snapshot_paths(folder) if (path / MANIFEST).exists()]
     if not complete:
@@ -162,7 +164,7 @@ def newest_snapshot(folder: Path) -> Snapshot | None:
     except LoadError as error:
         raise DamagedError(_damaged_snapshot(error)) from error
     (number,) = _NUMBER.unpack_from(content)
-    return Snapshot(number, save.step, content[_NUMBER.size :], opened)
+    return Snapshot(number, content[_NUMBER.size :], opened)
 
 
 _NUMBER = struct.Struct("<Q")
@@ -204,7 +206,7 @@ def start_snapshot(
     after: Chain | None,
     then: Callback,
     done: Callable[[SaveTask], None] | None,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int,
 ) -> SaveTask:
     """Write a snapshot of the state before log record `number` in the background. It is full, or has the
     changes `after` other snapshots. When it is valid, `then` is called in the writing thread.
@@ -212,11 +214,11 @@ def start_snapshot(
     where = _snapshot_path(folder, number if after is None else after.number)
     where.mkdir(mode=0o700, exist_ok=True)
     mode, last = (SaveMode.ALL, None) if after is None else (SaveMode.DELTA, after.last)
-    spec = SaveSpec(id=new_id(step), mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
+    spec = SaveSpec(id=new_id(step), mode=mode, server=0, servers=1, shard_bytes=shard_bytes)
 
     def finish(part: FileRecord) -> None:
         if not commit_save(where, spec.id, mode, step, [part], after=last):
-            raise SaveError(f"{where} may not survive a power failure, so what it replaces stays")
+            raise SaveError(f"{where} may not survive a power failure, so the older state stays")
         sync_folder(folder)  # before the removal of older snapshots: this one must survive a power failure
         then()
 
@@ -249,7 +251,10 @@ def _snapshot_paths(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _damaged_snapshot(error: LoadError) -> str:
-    return f"the snapshot cannot be used: {error} Or remove the folder and start over from the last save."
+    return (
+        f"The snapshot cannot be used: {error} Or remove the directory, and start over from the last saved "
+        "tables."
+    )
 
 
 class DurableFolder:
@@ -262,13 +267,13 @@ class DurableFolder:
 
     def __init__(self, where: Where, *, job: str, server: int, fsync: Fsync | None) -> None:
         if "://" in os.fspath(where):
-            raise UsageError(f"durability_dir is {os.fspath(where)!r}; it must be a folder of this machine")
+            raise UsageError(f"durability_dir is {os.fspath(where)!r}; it must be a directory of this node")
         self._folder = Path(where) / f"server-{server}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = lock_folder(self._folder)
         except OSError as error:
-            raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
+            raise DurabilityError(f"The durable directory {self._folder} cannot be used: {error}") from error
         self._journal: Journal | None = None
         self._task: SaveTask | None = None
         self._chain: Chain | None = None  # set here, because only this process has the changes since
@@ -283,7 +288,7 @@ class DurableFolder:
                     self._journal = Journal(self._folder, fsync)
                 undo.pop_all()
         except OSError as error:
-            raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
+            raise DurabilityError(f"The durable directory {self._folder} cannot be used: {error}") from error
 
     def records(self) -> Iterator[list[memoryview]]:
         """Yield the frames of every record after the snapshot, in order, in writable buffers of their own.
@@ -318,7 +323,7 @@ class DurableFolder:
         DurabilityError or JournalFullError if the write-ahead log cannot continue in a new file.
         """
         if self._task is not None:
-            raise UsageError("a snapshot is already being written; call end_snapshot() first")
+            raise UsageError("A snapshot is already being written. Call end_snapshot() first.")
         tables = list(tables)
         chain = self._chain
         if chain is not None and not chain.may_be_followed(tables):
@@ -359,9 +364,9 @@ class DurableFolder:
         return self._task is not None
 
     def end_snapshot(self) -> SaveTask | None:
-        """End the snapshot that has finished since the last call, and return it for its `result`, or None.
-        Call it regularly in the thread of the tables. Until then, the tables keep the data that the snapshot
-        reads.
+        """End the snapshot that has finished since the last call, and return it for its `result`. Return None
+        if none has finished. Call it regularly in the thread of the tables. Until then, the tables keep the
+        data that the snapshot reads.
         """
         task = self._task
         if task is None or not task.ended:

@@ -20,6 +20,7 @@ import os
 import secrets
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -92,11 +93,13 @@ def file_head(first: int, salt: int) -> bytes:
 def read_file_head(content: bytes) -> tuple[int, int]:
     """Return (number of the first record, salt). Raises BadRecordError."""
     if len(content) < FILE_HEAD:
-        raise BadRecordError(f"{len(content)} bytes are too few for the head of a journal file")
+        raise BadRecordError(
+            f"{len(content)} bytes are too few for the head of a file of the write-ahead log"
+        )
     magic, first, salt = _FILE.unpack_from(content)
     (checksum,) = _SUM.unpack_from(content, _FILE.size)
     if magic != MAGIC:
-        raise BadRecordError("it is not a journal of this version of fleetrun")
+        raise BadRecordError("the file is not a write-ahead log of this version of fleetrun")
     if checksum != xxhash.xxh3_64_intdigest(content[: _FILE.size]):
         raise BadRecordError("the head has a wrong checksum")
     return first, salt
@@ -128,7 +131,7 @@ def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) 
         )
     size, count, checksum = found[1:]
     if found[0] != number:
-        raise BadRecordError(f"it is record {found[0]}, not {number}")
+        raise BadRecordError(f"the record has number {found[0]} instead of {number}")
     if size > room - RECORD_HEAD:
         raise BadRecordError(f"record {number} is cut off")
     body = bytearray(size)
@@ -143,8 +146,8 @@ def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) 
 
 
 def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | None:
-    """Return the offset of a valid head of record `number` or a later one, anywhere after `offset`,
-    or None.
+    """Return the offset of a valid head of record `number` or a later one, anywhere after `offset`. Return
+    None if the file has no such head.
     """
     position = offset
     while True:
@@ -180,6 +183,8 @@ written data is in the kernel.
 """
 
 _EVERY_S = 1.0
+_LATE_S = 5.0
+"""With `everysec`, a write waits while older writes have not reached the disk for so many seconds."""
 
 
 class JournalSync:
@@ -195,7 +200,10 @@ class JournalSync:
         self._where = where
         self._failure: OSError | None = None
         self._descriptor = -1
-        self._dirty = False
+        self._since: float | None = None
+        """The time of the first write after the last sync began."""
+        self._syncing: float | None = None
+        """The time of the first write that the running sync covers."""
         self._ended = False
         self._change = threading.Condition()
         self._stop = threading.Event()
@@ -216,22 +224,40 @@ class JournalSync:
     def written(self) -> None:
         """Note a write to the descriptor."""
         with self._change:
-            self._dirty = True
-            self._change.notify()
+            if self._since is None:
+                self._since = time.monotonic()
+            self._change.notify_all()
 
     def check(self) -> None:
-        """Raise DurabilityError if an fdatasync has failed, here or in the background."""
+        """Raise DurabilityError if an fdatasync has failed, here or in the background. If the disk is late,
+        wait for it, because a power failure must not lose more than the policy says.
+        """
+        if self._thread is not None:
+            if not self._thread.is_alive() and self._failure is None:
+                raise DurabilityError(
+                    f"Nothing makes writes to {self._where} durable any more, because the thread for it has "
+                    "ended. This server stops. Report this with its log, and restart the server."
+                )
+            if self._late:
+                glog(f"WARNING: {self._where} waits for its disk, which has not written for {_LATE_S:g} s.")
+                with self._change:
+                    self._change.wait_for(lambda: self._failure or not self._late)
         if self._failure is not None:
             raise DurabilityError(
-                f"writes to {self._where} could not be made durable: {self._failure}. Acknowledged pushes "
-                "may be lost on that disk, so this server stops; check the disk and restart it."
+                f"Writes to {self._where} could not be made durable: {self._failure}. Acknowledged pushes "
+                "may be lost on that disk, so this server stops. Check the disk, and restart the server."
             )
+
+    @property
+    def _late(self) -> bool:
+        oldest = self._syncing or self._since
+        return oldest is not None and time.monotonic() - oldest > _LATE_S
 
     def sync(self) -> None:
         """Call fdatasync now, with any policy. Raises DurabilityError."""
         self.check()
         with self._change:
-            self._dirty = False
+            self._since = None
         self._sync(self._descriptor)
         self.check()
 
@@ -239,7 +265,7 @@ class JournalSync:
         """End the thread. The caller makes the last sync."""
         with self._change:
             self._ended = True
-            self._change.notify()
+            self._change.notify_all()
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -247,17 +273,25 @@ class JournalSync:
     def _run(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._dirty or self._ended)
+                self._change.wait_for(lambda: self._since is not None or self._ended)
                 if self._ended:
                     return
-                self._dirty = False
                 # A duplicate, because `switch_to` may change the file, and its owner may close it, during the
                 # sync.
-                descriptor = os.dup(self._descriptor)
-            try:
-                self._sync(descriptor)
-            finally:
-                os.close(descriptor)
+                try:
+                    descriptor = os.dup(self._descriptor)
+                except OSError:  # too many open files, so the next attempt may succeed
+                    descriptor = -1
+                else:
+                    self._syncing, self._since = self._since, None
+            if descriptor >= 0:
+                try:
+                    self._sync(descriptor)
+                finally:
+                    os.close(descriptor)
+                with self._change:
+                    self._syncing = None
+                    self._change.notify_all()
             if self._failure is not None or self._stop.wait(_EVERY_S):
                 return
 
@@ -311,7 +345,7 @@ class Journal:
             self._switch_to(path, salt, FILE_HEAD, first)
         except OSError as error:
             kind = JournalFullError if error.errno in NO_SPACE else DurabilityError
-            raise kind(f"the journal file {path} cannot be created: {error}") from error
+            raise kind(f"The write-ahead log {path} cannot be created: {error}") from error
 
     def resume(self, path: Path, salt: int, end: int, number: int) -> None:
         """Continue in a file after `end` valid bytes, with record `number`. Cut off the rest of the file."""
@@ -321,7 +355,7 @@ class Journal:
                 os.ftruncate(self._descriptor, end)
                 os.fdatasync(self._descriptor)
         except OSError as error:
-            raise DurabilityError(f"the journal file {path} cannot be continued: {error}") from error
+            raise DurabilityError(f"The write-ahead log {path} cannot be continued: {error}") from error
 
     def append(self, frames: Sequence[Buffer]) -> int:
         """Write one record, make it durable with `always`, and return its number. When this returns, the
@@ -336,8 +370,8 @@ class Journal:
             self._cut_off(error)
             kind = JournalFullError if error.errno in NO_SPACE else DurabilityError
             raise kind(
-                f"record {self.number} cannot be written to {self._path}: {error.strerror}. The request was "
-                "refused; free some space on that disk."
+                f"Record {self.number} cannot be written to {self._path}: {error.strerror}. The request was "
+                "refused. Free some space on that disk."
             ) from error
         self._sync.written()
         self.number += 1
@@ -375,7 +409,7 @@ class Journal:
     def _require_usable(self) -> None:
         if self._descriptor < 0:
             raise DurabilityError(
-                f"nothing can be appended to {self._folder} before all its records are read"
+                f"Nothing can be appended to {self._folder} before all its records are read."
             )
         if self._broken is not None:
             raise DurabilityError(self._broken)
@@ -455,7 +489,7 @@ class _FileReader:
             with self._path.open("rb", buffering=1 << 20) as file:
                 yield from self._records(file)
         except OSError as error:
-            raise DurabilityError(f"the journal file {self._path} cannot be read: {error}") from error
+            raise DurabilityError(f"The write-ahead log {self._path} cannot be read: {error}") from error
 
     def _records(self, file: BinaryIO) -> Iterator[Record]:
         size = os.fstat(file.fileno()).st_size
@@ -464,7 +498,9 @@ class _FileReader:
         except BadRecordError as error:
             raise DamagedError(_damaged(self._path, 0, str(error))) from error
         if first != self.number:
-            raise DamagedError(_damaged(self._path, 0, f"its first record is {first}, not {self.number}"))
+            raise DamagedError(
+                _damaged(self._path, 0, f"its first record is {first} instead of {self.number}")
+            )
         while self.end < size:
             try:
                 record = read_record(file, self.end, size - self.end, self.number, self.salt)
@@ -486,18 +522,21 @@ class _FileReader:
                 _damaged(self._path, self.end, f"{error}, and a later file follows")
             ) from error
         rest = os.fstat(file.fileno()).st_size - self.end
-        glog(f"dropped the last {rest} bytes of the journal file {self._path}: {error}, as a crash leaves it")
+        glog(
+            f"Dropped the last {rest} bytes of the write-ahead log {self._path}, cut short by a crash: "
+            f"{error}"
+        )
 
 
 def _missing(path: Path) -> str:
     return (
-        f"the journal file {path} is missing, and acknowledged pushes with it. Restore it, or remove the "
-        "whole folder to start over."
+        f"The write-ahead log {path} is missing, so acknowledged pushes are lost. Restore the file, or "
+        "remove the whole directory to start over."
     )
 
 
 def _damaged(path: Path, offset: int, why: str) -> str:
     return (
-        f"the journal file {path} is damaged at byte {offset}: {why}. Restore an intact copy, or remove the "
-        "folder and start over from the last save."
+        f"The write-ahead log {path} is damaged at byte {offset}: {why}. Restore an intact copy, or remove "
+        "the directory and start over from the last saved tables."
     )

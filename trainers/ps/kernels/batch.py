@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainers.kernels.compiled import Floats, Keys, Mask, Places, Scalar, Words, compiled
+from trainers.kernels.compiled import Floats, Keys, Mask, Words, compiled
 from trainers.ps.kernels.index import SECRET, finalize, keyed_hash
 from trainers.ps.kernels.memory import carray, pointer, prefetch
 
@@ -50,12 +50,17 @@ AHEAD = 32
 
 
 @compiled
-def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Keys, counts: Keys) -> int:
-    """Fill keys, place and counts, and return the number of keys.
+def unique_kernel(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -> int:
+    """Find the distinct ids, with any values, and return their number.
 
-    `table` contains zeros, and its size is a power of two, at least twice the ids. The number of a key plus 1
-    is stored at the key's place.
+    The kernel fills `keys` with the ids in the order of their first appearance, `place` with the position of
+    each input id among them, and `counts` with how often each occurs.
     """
+    size = np.int64(2)
+    while size < 2 * len(ids):
+        size *= 2
+    # The number of a key plus 1 is stored at the key's place.
+    table = np.zeros(size, np.int32)
     mask = np.uint64(len(table) - 1)
     first, second = secret[0], secret[1]
     found = 0
@@ -86,27 +91,6 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
     return found
 
 
-def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct ids of `ids`, (n,) int64 with any values.
-
-    The result has three int64 tensors. The first has the ids in the order of their first appearance (u,), the
-    second the position of each input id among them (n,), and the third how often each occurs (u,).
-    """
-    flat = ids.contiguous().numpy()
-    size = len(flat)
-    if not size:
-        return torch.empty_like(ids), torch.empty_like(ids), torch.empty_like(ids)
-    table = np.zeros(1 << (2 * size - 1).bit_length(), np.int32)
-    keys, place, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
-    found = unique_kernel(flat, SECRET, table, keys, place, counts)
-    # Copy the used parts, because a view would keep the whole buffer in memory.
-    return (
-        torch.from_numpy(keys[:found].copy()),
-        torch.from_numpy(place),
-        torch.from_numpy(counts[:found].copy()),
-    )
-
-
 # ---- The server of each key, by a hash. A plain modulo would put all multiples of the number of servers on
 # one server.
 
@@ -119,34 +103,6 @@ def owners_kernel(keys: Keys, holders: Keys, out: Keys) -> None:
         out[position] = holders[np.int64(finalize(np.uint64(keys[position])) % servers)]
 
 
-@compiled
-def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
-    """Sort positions by owner with a counting sort. Afterwards, starts[s + 1] is the end of owner s.
-
-    `starts` contains zeros, one more than there are owners. Return False if the owners are in order already.
-    In this case, `positions` is not filled.
-    """
-    last, sorted_already = 0, True
-    for position in range(len(owner)):
-        server = owner[position]
-        starts[server + 1] += 1
-        if server < last:
-            sorted_already = False
-        last = server
-    for server in range(1, len(starts)):
-        starts[server] += starts[server - 1]
-    if sorted_already:
-        return False
-    ends = np.empty_like(starts)
-    for server in range(len(starts)):
-        ends[server] = starts[server]
-    for position in range(len(owner)):
-        server = owner[position]
-        positions[ends[server]] = position
-        ends[server] += 1
-    return True
-
-
 def owners(keys: Tensor, holders: Keys) -> Tensor:
     """Return the server of each key of a table, (n,) int64.
 
@@ -157,48 +113,18 @@ def owners(keys: Tensor, holders: Keys) -> Tensor:
     return torch.from_numpy(out)
 
 
-def order_by_server(keys: Tensor, holders: Keys, servers: int) -> tuple[Tensor | None, list[int]]:
-    """Return the permutation that orders keys by server, (n,) int64, and the cuts between servers.
-
-    The permutation is None if the keys are in order already. The keys of server s are at [cuts[s], cuts[s +
-    1]) in their former order.
-    """
-    starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
-    moved = arrange_kernel(owners(keys, holders).numpy(), starts, positions)
-    cuts: list[int] = starts.tolist()
-    return (torch.from_numpy(positions) if moved else None), cuts
-
-
 @compiled
-def add_rows(place: Keys, rows: Floats, seen: Scalar, out: Floats) -> int:
-    """Add rows[i] to out[place[i]] in the order of i, and return the number of places seen so far.
-
-    The first row of a place (a place >= seen) is copied.
-    """
+def add_rows(place: Keys, rows: Floats, out: Floats) -> None:
+    """Add rows[i] to out[place[i]] in the order of i."""
     width = rows.shape[1]
     for position in range(len(place)):
         total, row = out[place[position]], rows[position]
-        if place[position] >= seen:  # places are numbered by their first appearance
-            seen = place[position] + 1
-            for column in range(width):
-                total[column] = row[column]
-        else:
-            for column in range(width):
-                total[column] += row[column]
-    return int(seen)
+        for column in range(width):
+            total[column] += row[column]
 
 
 # ---- The same for a run of tables at once. The keys of table t are at [starts[t], starts[t + 1]). Keys of
 # different tables are different, even if their values are equal.
-
-
-@compiled
-def unique_of(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -> int:
-    """Run `unique_kernel` with temporary working space."""
-    size = np.int64(2)
-    while size < 2 * len(ids):
-        size *= 2
-    return int(unique_kernel(ids, secret, np.zeros(size, np.int32), keys, place, counts))
 
 
 @compiled
@@ -220,7 +146,7 @@ def union_kernel(keys: Keys, starts: Keys, secret: Words, spans: Keys, to_keys: 
             for position in range(starts[piece, table], starts[piece, table + 1]):
                 some[at] = keys[position]
                 at += 1
-        found = unique_of(some, secret, to_keys[total : total + size], where, counts)
+        found = unique_kernel(some, secret, to_keys[total : total + size], where, counts)
         at = 0
         for piece in range(len(starts)):
             for position in range(starts[piece, table], starts[piece, table + 1]):
@@ -232,8 +158,8 @@ def union_kernel(keys: Keys, starts: Keys, secret: Words, spans: Keys, to_keys: 
 
 
 def union_runs(
-    pieces: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    pieces: Sequence[tuple[Keys, Keys]],
+) -> tuple[Keys, Keys, Keys]:
     """Return the distinct keys of a run of tables, from at least one piece.
 
     A piece has spans (tables,) int64, see `tables.run`, and keys (n,) int64. The result has the spans and
@@ -268,8 +194,8 @@ def sum_rows(place: Keys, rows: Floats, out: Floats) -> None:
 
 
 def merge_runs(
-    pieces: Sequence[tuple[NDArray[np.int64], Tensor, Tensor]],
-) -> tuple[NDArray[np.int64], Tensor, Tensor]:
+    pieces: Sequence[tuple[Keys, Tensor, Tensor]],
+) -> tuple[Keys, Tensor, Tensor]:
     """Sum the rows of equal keys of a run of tables, in the order given.
 
     A piece has spans (tables,) int64, keys (n,) int64 and rows (n, width) float32. The result has the same
@@ -310,7 +236,7 @@ def distinct_run(
         start, stop = starts[firsts[table]], starts[firsts[table + 1]]
         if start < stop:
             to_keys, to_counts = keys[total:], counts[total:]
-            total += unique_of(ids[start:stop], secret, to_keys, place[start:stop], to_counts)
+            total += unique_kernel(ids[start:stop], secret, to_keys, place[start:stop], to_counts)
         ends[table + 1] = total
     return int(total)
 

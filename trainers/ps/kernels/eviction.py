@@ -52,9 +52,9 @@ _HIGHEST = LEVELS_ABOVE / LEVELS_A_UNIT - 1.0
 """The number of units that a stamp may be after now, or 2**15 times the weight of one use."""
 
 ANCIENT = 2.0**-20
-GONE = ANCIENT / 4
-"""The stamps of rows whose last use was long before the clock restarted. Evicted rows have GONE, other rows
-have ANCIENT. The floors of that time are between half of ANCIENT and ANCIENT.
+EVICTED = ANCIENT / 4
+"""The stamps of rows whose last use was long before the clock restarted. Evicted rows have EVICTED, other
+rows have ANCIENT. The floors of that time are between half of ANCIENT and ANCIENT.
 """
 
 NOW, COST_UNIT, TOTAL, POLICY, LEVEL, FLOORS = 0, 1, 2, 3, 4, 5
@@ -205,9 +205,9 @@ def count_loaded(rows: Rows, uses: Uses, slots: Keys, passed: Scalar) -> None:
 
 
 @compiled
-def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys) -> int:
-    """Remove the records of evicted rows among these keys. Write their keys to `gone`, and return their
-    number.
+def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, removed_keys: Keys) -> int:
+    """Remove the records of evicted rows among these keys. Write their keys to `removed_keys`, and return
+    their number.
     """
     count = np.int64(0)  # with a literal 0, numba would compile every callee twice
     bases, tags, slots = work_of_block()
@@ -216,10 +216,10 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
         locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)
         for i in range(stop - start):
             if slots[i] >= 0 and is_evicted(rows, uses, slots[i]):
-                gone[count] = keys[start + i]
+                removed_keys[count] = keys[start + i]
                 count += 1
         for i in range(first, count):  # not earlier, because a removal moves slots (a key may occur twice)
-            slot = slot_at(index.entries, position_of(index, rows, gone[i]))
+            slot = slot_at(index.entries, position_of(index, rows, removed_keys[i]))
             if slot >= 0:
                 remove_slot(index, rows, slot)
     return int(count)
@@ -246,11 +246,13 @@ def evicted_slots(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Ke
 
 
 @compiled
-def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gone: Keys) -> tuple[int, int]:
+def sweep(
+    index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, removed_keys: Keys
+) -> tuple[int, int]:
     """Look at the records below slot `below` and remove evicted rows, until this has cost `work`.
 
-    Write their keys to `gone`. Return the slot where to continue and the number of removed rows. The search
-    runs downwards, so a row that takes the place of another row has been examined before.
+    Write their keys to `removed_keys`. Return the slot where to continue and the number of removed rows. The
+    search runs downwards, so a row that takes the place of another row has been examined before.
     """
     numbers, floats, stride = rows.numbers, rows.floats, rows.numbers[STRIDE]
     count, slot, left = np.int64(0), min(np.int64(below), numbers[COUNT]), np.int64(work)
@@ -264,7 +266,7 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
             # The second prefetch is for the row that takes its place.
             prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - i) * stride))
         for i in range(some):
-            gone[count] = key_at(floats, found[i] * stride)
+            removed_keys[count] = key_at(floats, found[i] * stride)
             count += 1
             remove_slot(index, rows, found[i])
     return int(slot), int(count)
@@ -285,12 +287,12 @@ _AHEAD = 16  # rows
 
 @compiled
 def shrink(
-    index: Index, rows: Rows, uses: Uses, policy: Floats, start: Scalar, most: Scalar, gone: Keys
+    index: Index, rows: Rows, uses: Uses, policy: Floats, start: Scalar, most: Scalar, removed_keys: Keys
 ) -> tuple[int, int, int]:
     """Let a day pass for at most `most` rows from slot `start` on, except rows whose day has passed already.
 
     Return the next slot, the number of removed rows, and this number plus the rows that were evicted earlier.
-    The keys of both are in `gone`. Do not call `shrink` while there is a cut.
+    The keys of both are in `removed_keys`. Do not call `shrink` while there is a cut.
     """
     numbers, flags = rows.numbers, rows.flags
     slot, removed, count = np.int64(start), np.int64(0), np.int64(0)  # see `remove_evicted`
@@ -300,7 +302,7 @@ def shrink(
         evicted = numbers[COST] > 0 and is_evicted(rows, uses, slot)
         due = flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY])
         if evicted or (due and day_passes(rows, slot, policy)):
-            gone[count] = key_at(rows.floats, slot * numbers[STRIDE])
+            removed_keys[count] = key_at(rows.floats, slot * numbers[STRIDE])
             count += 1
             removed += 0 if evicted else 1
             if numbers[COST] > 0:
@@ -314,7 +316,7 @@ def shrink(
 
 
 @compiled
-def shrink_keys(index: Index, rows: Rows, uses: Uses, policy: Floats, keys: Keys, gone: Keys) -> int:
+def shrink_keys(index: Index, rows: Rows, uses: Uses, policy: Floats, keys: Keys, removed_keys: Keys) -> int:
     """Let a day pass as in `shrink`, for the rows of these keys that are not evicted. Return the number of
     removed rows.
     """
@@ -326,7 +328,7 @@ def shrink_keys(index: Index, rows: Rows, uses: Uses, policy: Floats, keys: Keys
         if numbers[COST] > 0 and is_evicted(rows, uses, slot):
             continue
         if day_passes(rows, slot, policy):
-            gone[count] = key
+            removed_keys[count] = key
             count += 1
             if numbers[COST] > 0:
                 uncount(rows, uses, slot)

@@ -70,12 +70,12 @@ _THIRD, _TWO_THIRDS = np.uint64(1431655765), np.uint64(2863311530)
 class Index(NamedTuple):
     """The arrays of an index."""
 
-    entries: NDArray[np.uint64]  # segment after segment, with room for more
+    entries: Words  # segment after segment, with room for more
     directory: NDArray[np.uint32]  # (2**depth,), from leading bits to segment
     fill: NDArray[np.int32]  # number of entries of each segment
     depths: NDArray[np.int32]  # number of leading bits that all entries of a segment share
     numbers: NDArray[np.int64]  # depth of the directory, segments in use
-    secret: NDArray[np.uint64]
+    secret: Words
 
 
 def laid_out(index: Index, rows: int) -> Index:

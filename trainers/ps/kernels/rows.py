@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numba import types
@@ -149,10 +149,10 @@ _AHEAD = 8  # lines of a record to prefetch, because the processor prefetches th
 class Rows(NamedTuple):
     """The arrays of a table's rows, and the arrays of its cut, which are empty without a cut."""
 
-    floats: NDArray[np.float32]
-    flags: NDArray[np.uint8]  # one per row
+    floats: Floats
+    flags: Flags  # one per row
     numbers: NDArray[np.int64]
-    images: NDArray[np.float32]  # records as they were at the cut
+    images: Floats  # records as they were at the cut
     image_of: NDArray[np.uint32]  # the number of a row's image, for rows that have one
     cut: NDArray[np.int64]
 
@@ -617,9 +617,9 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
 # ---- Read records from a file by calls of the C library, many at once and without the GIL.
 
 _word = types.int64
-_pread = cast(Callable[..., Any], types.ExternalFunction("pread", _word(types.int32, _word, _word, _word)))
+_pread = cast(Callable[..., object], types.ExternalFunction("pread", _word(types.int32, _word, _word, _word)))
 _advise = cast(
-    Callable[..., Any],
+    Callable[..., object],
     types.ExternalFunction("posix_fadvise", types.int32(types.int32, _word, _word, types.int32)),
 )
 _WILLNEED = np.int32(3)

@@ -13,9 +13,8 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled, variant
+from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, Words, compiled, variant
 from trainers.ps.kernels import updates
 from trainers.ps.kernels.eviction import FLOORS, LEVELS, PARTS, Uses, count_uses
 from trainers.ps.kernels.index import BLOCK, ENOUGH, SEGMENT, SEGMENTS, Index
@@ -75,10 +74,10 @@ NEEDS_ROOM = 3
 class Run(NamedTuple):
     """The lines of some tables, and the contents of their new rows (`Fresh` in columns)."""
 
-    lines: NDArray[np.int64]  # (tables, COLUMNS)
-    kinds: NDArray[np.int64]
-    seeds: NDArray[np.uint64]
-    numbers: NDArray[np.float32]  # (tables, 3): a, b, state
+    lines: Keys  # (tables, COLUMNS)
+    kinds: Keys
+    seeds: Words
+    numbers: Floats  # (tables, 3): a, b, state
 
 
 def line_of(index: Index, rows: Rows, uses: Uses, room: int) -> list[int]:

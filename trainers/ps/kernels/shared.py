@@ -2,7 +2,7 @@
 
 A record is the key | version * 2, plus 1 if the row was removed | slot + 1 of the record that it replaces, or
 0 | values, in words of 8 bytes. An entry of the index is 16 bits of the hash of the key | slot + 1 in 48
-bits. An entry is 0 if it is empty, and GONE if its row was removed. Probing is linear.
+bits. An entry is 0 if it is empty, and _BURIED if its row was removed. Probing is linear.
 
 A change first writes a record that readers cannot reach. Then one store writes the entry that leads to the
 record. A reader of version v follows the chain of replaced records to the first record that is not newer than
@@ -23,7 +23,7 @@ HEAD = 3
 
 _SLOT = np.uint64((1 << 48) - 1)
 _TAG = np.uint64(48)
-_GONE = _SLOT
+_BURIED = _SLOT
 _NONE = np.uint64(0)
 _ONE = np.uint64(1)
 _BLOCK = 32
@@ -43,7 +43,7 @@ def seek(index: Words, records: Keys, stride: Scalar, key: Scalar, mixed: Scalar
         entry = index[place]
         if entry == _NONE:
             return np.int64(place), -1
-        if entry >> _TAG == tag and (entry & _SLOT) != _GONE:
+        if entry >> _TAG == tag and (entry & _SLOT) != _BURIED:
             slot = np.int64((entry & _SLOT) - _ONE)
             if records[slot * stride] == key:
                 return np.int64(place), slot
@@ -69,7 +69,7 @@ def find_shared(
             prefetch(index, np.int64(word & mask))
         for position in range(start, stop):
             entry = index[mixed[position - start] & mask]
-            if entry != _NONE and (entry & _SLOT) != _GONE:
+            if entry != _NONE and (entry & _SLOT) != _BURIED:
                 prefetch(records, np.int64((entry & _SLOT) - _ONE) * stride)
         for position in range(start, stop):
             _, slot = seek(index, records, stride, keys[position], mixed[position - start])
@@ -89,13 +89,13 @@ def find_shared(
 def put_shared(
     index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, values: Keys,
     slots: Keys, replaced: Keys,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int, int]:  # fmt: skip
     """Set the rows of these keys to these values in this version.
 
     `slots` has one slot per key that readers cannot reach. Return the number of replaced rows, whose slots
-    are in `replaced`, and the number of new entries.
+    are in `replaced`, the number of new entries, and the number of keys that had no row.
     """
-    words, before, new = stride - HEAD, 0, 0
+    words, before, new, added = stride - HEAD, 0, 0, 0
     for position in range(len(keys)):
         key = keys[position]
         mixed = keyed_hash(key, secret[0], secret[1])
@@ -108,12 +108,14 @@ def put_shared(
             records[base + HEAD + word_number] = values[position * words + word_number]
         fence()  # a reader that finds the record finds it complete
         index[place] = ((mixed >> _TAG) << _TAG) | np.uint64(slots[position] + 1)
+        if slot < 0 or records[slot * stride + 1] & 1:
+            added += 1
         if slot < 0:
             new += 1
         else:
             replaced[before] = slot
             before += 1
-    return before, new
+    return before, new, added
 
 
 @compiled
@@ -146,7 +148,7 @@ def remove_shared(
 def bury(
     index: Words, records: Keys, secret: Words, stride: Scalar, removed: Keys, freed: Keys
 ) -> int:  # fmt: skip
-    """Mark entries as GONE if they still lead to these records of removed rows. Return their number.
+    """Mark entries as _BURIED if they still lead to these records of removed rows. Return their number.
 
     Their slots go into `freed`. The other keys have rows again, which will replace these records.
     """
@@ -156,7 +158,7 @@ def bury(
         mixed = keyed_hash(key, secret[0], secret[1])
         place, current = seek(index, records, stride, key, mixed)
         if current == slot:
-            index[place] = ((mixed >> _TAG) << _TAG) | _GONE
+            index[place] = ((mixed >> _TAG) << _TAG) | _BURIED
             freed[count] = slot
             count += 1
     return count
@@ -164,11 +166,11 @@ def bury(
 
 @compiled
 def index_again(index: Words, records: Keys, secret: Words, stride: Scalar, fresh: Words) -> int:
-    """Write all entries except GONE entries to another index of zeros. Return their number."""
+    """Write all entries except _BURIED entries to another index of zeros. Return their number."""
     mask = np.uint64(len(fresh) - 1)
     count = 0
     for entry in index:
-        if entry == _NONE or (entry & _SLOT) == _GONE:
+        if entry == _NONE or (entry & _SLOT) == _BURIED:
             continue
         key = records[np.int64((entry & _SLOT) - _ONE) * stride]
         place = keyed_hash(key, secret[0], secret[1]) & mask

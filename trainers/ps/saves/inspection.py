@@ -10,18 +10,17 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fleetrun.aliases import Document, Integers
 from trainers.checks import nearest
 from trainers.errors import FleetError, UsageError
+from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import SavedTable
 from trainers.ps.saves.read import LaterKeys, OpenFolder, OpenSave, chunks, open_saves
@@ -30,8 +29,7 @@ from trainers.ps.tables.looking import described
 from trainers.ps.tables.spec import TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 
-Keys = NDArray[np.int64]
-Rows = tuple[Keys, NDArray[np.float32]]
+Rows = tuple[Keys, Floats]
 """Keys (n,), and values (n, dim)."""
 
 AT_ONCE = 1 << 28
@@ -52,9 +50,9 @@ def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
     specs = opened.specs()
     sparse = [each.name for each in specs.values() if each.kind is TableKind.SPARSE]
     if name not in sparse:
-        what = "is dense" if name in specs else "is not there"
-        others = nearest(name, sparse) if sparse else "; it has no sparse table"
-        raise UsageError(f"table {name!r} {what} in {opened.folder.where}{others}")
+        what = "is dense" if name in specs else "does not exist"
+        others = nearest(name, sparse) if sparse else "; the saved tables include no sparse table"
+        raise UsageError(f"Table {name!r} {what} in {opened.folder.where}{others}")
     return specs[name]
 
 
@@ -120,9 +118,9 @@ def key_of(word: str) -> int:
     try:
         key = int(word)
     except ValueError:
-        raise UsageError(f"key {word!r} is not a whole number") from None
+        raise UsageError(f"Key {word!r} is not a whole number") from None
     if not -(2**63) <= key < 2**63:
-        raise UsageError(f"key {word} does not fit into 64 bits")
+        raise UsageError(f"Key {word} does not fit into 64 bits")
     return key
 
 
@@ -223,7 +221,7 @@ def newest(
     opened: OpenFolder,
     name: str,
     server: int | None = None,
-    wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
+    wanted: Callable[[Keys], Mask] | None = None,
 ) -> Iterator[Rows]:
     """Yield the keys and values of a table, or of one server, each key once, as in the last save that has it.
     With incremental saves, the keys that were read stay in memory.
@@ -240,47 +238,28 @@ def newest(
             yield keys[kept], chunk.values[torch.from_numpy(kept)].float().numpy()
 
 
-class _Writer(Protocol):
-    def write(self, keys: Keys, values: NDArray[np.float32]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Csv:
-    def __init__(self, path: Path, size: int) -> None:
-        self._file = path.open("w", newline="")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(["key", *(f"v{number}" for number in range(size))])
-
-    def write(self, keys: Keys, values: NDArray[np.float32]) -> None:
-        for key, row in zip(keys.tolist(), values, strict=True):
-            self._writer.writerow([key, *map(str, row)])
-
-    def close(self) -> None:
-        self._file.close()
+def _write_csv(path: Path, size: int, rows: Iterable[Rows]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["key", *(f"v{number}" for number in range(size))])
+        for keys, values in rows:
+            writer.writerows([key, *map(str, row)] for key, row in zip(keys.tolist(), values, strict=True))
 
 
-class _Parquet:
-    """A file with `key` int64, and `values` as lists of float32 of fixed length."""
+def _write_parquet(path: Path, size: int, rows: Iterable[Rows]) -> None:
+    """Write a file with `key` int64, and `values` as lists of float32 of fixed length."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def __init__(self, path: Path, size: int) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._pa = pa
-        self._type = pa.list_(pa.float32(), size)
-        self._schema = pa.schema([("key", pa.int64()), ("values", self._type)])
-        self._writer = pq.ParquetWriter(path, self._schema)
-
-    def write(self, keys: Keys, values: NDArray[np.float32]) -> None:
-        lists = self._pa.FixedSizeListArray.from_arrays(values.reshape(-1), type=self._type)
-        self._writer.write_table(self._pa.table([keys, lists], schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
+    kind = pa.list_(pa.float32(), size)
+    schema = pa.schema([("key", pa.int64()), ("values", kind)])
+    with pq.ParquetWriter(path, schema) as writer:
+        for keys, values in rows:
+            lists = pa.FixedSizeListArray.from_arrays(values.reshape(-1), type=kind)
+            writer.write_table(pa.table([keys, lists], schema=schema))
 
 
-_FORMATS: dict[str, Callable[[Path, int], _Writer]] = {".csv": _Csv, ".parquet": _Parquet}
+_FORMATS = {".csv": _write_csv, ".parquet": _write_parquet}
 
 
 def exported(where: str, name: str, file: str) -> Document:
@@ -289,25 +268,25 @@ def exported(where: str, name: str, file: str) -> Document:
     """
     opened = open_saves(where)
     spec, path = sparse_spec(opened, name), Path(file)
-    made = _FORMATS.get(path.suffix)
-    if made is None:
-        raise UsageError(f"{file} does not end in one of {', '.join(_FORMATS)}, which say the format")
-    part, rows = path.with_name(f".{path.name}.part"), 0
+    write = _FORMATS.get(path.suffix)
+    if write is None:
+        raise UsageError(f"{file} has no known format; its name must end in one of {', '.join(_FORMATS)}")
+    part, counts = path.with_name(f".{path.name}.part"), list[int]()
+
+    def counted() -> Iterator[Rows]:
+        for keys, values in newest(opened, name):
+            counts.append(len(keys))
+            yield keys, values
+
     try:
-        writer = made(part, spec.size)
-        try:
-            for keys, values in newest(opened, name):
-                writer.write(keys, values)
-                rows += len(keys)
-        finally:
-            writer.close()
+        write(part, spec.size, counted())
         part.replace(path)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-    return {"table": name, "file": file, "rows": rows, "bytes": path.stat().st_size}
+    return {"table": name, "file": file, "rows": sum(counts), "bytes": path.stat().st_size}
 
 
 def checked(where: str) -> Document:
@@ -335,7 +314,7 @@ def checked(where: str) -> Document:
             name: sum(map(len, each)) - len(np.unique(np.concatenate(each))) for name, each in keys.items()
         }
         for counts, what in (
-            (bad, "values that are not finite"), (strays, "keys of other servers"), (twice, "keys twice")
+            (bad, "values that are not finite"), (strays, "keys of other servers"), (twice, "duplicate keys")
         ):  # fmt: skip
             problems += [
                 f"table {name!r} has {count} {what} in the part of server {server} of {opened.saves[save].id}"

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum, StrEnum
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
-from trainers.checks import is_whole
-from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
+from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
 from trainers.storage.folder import Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, ManifestError, is_name, opened, sealed
@@ -121,6 +120,8 @@ class SavedTable:
     candidate_clock: tuple[float, ...] = ()
     error: float = 0.0
     """The largest difference between a value of the table and the saved value."""
+    alive: int | None = None
+    """The rows that the table of this server had, or None if that is not known. See `SparseTable.alive`."""
 
 
 @frozen
@@ -157,6 +158,7 @@ class SavedPart:
                 "clock": table.clock,
                 "candidate_clock": table.candidate_clock,
                 "error": table.error,
+                "alive": table.alive,
             }
             for table in self.tables
         ]
@@ -175,15 +177,17 @@ class SavedPart:
     @classmethod
     def decode(cls, text: bytes) -> SavedPart:
         """Decode a part. Raises ManifestError."""
-        body = opened(text, _FORMAT, VERSION)
-        tables = tuple(_table(entry) for entry in _list(body, "tables"))
-        shards = tuple(_shard(entry) for entry in _list(body, "shards"))
+        return opened(text, _FORMAT, VERSION, cls._made)
+
+    @classmethod
+    def _made(cls, body: Document) -> SavedPart:
+        tables, shards = tuple(map(_table, body["tables"])), tuple(map(_shard, body["shards"]))
         names = {table.spec.name for table in tables}
         stray = [piece.table for shard in shards for piece in shard.pieces if piece.table not in names]
         if stray:
             raise ManifestError(f"its files have rows of {stray[0]!r}, which is not one of its tables")
-        blob = None if body.get("blob") is None else _file(body["blob"])
-        return cls(_count(body, "server"), _count(body, "servers"), tables, shards, blob)
+        blob = body.get("blob")
+        return cls(body["server"], body["servers"], tables, shards, blob and FileRecord(**blob))
 
 
 @frozen
@@ -203,6 +207,10 @@ class Save:
     """Bytes of its files."""
     row_type: str = ""
     """See `write.SaveSpec`."""
+
+    def __post_init__(self) -> None:
+        if not is_name(self.id):
+            raise ManifestError(f"{self.id!r} is not a valid file name")
 
 
 _OF_VERSIONS = ("number", "time", "size", "row_type")
@@ -226,17 +234,21 @@ class Manifest:
     @classmethod
     def decode(cls, text: bytes) -> Manifest:
         """Decode a manifest. Raises ManifestError."""
-        body = opened(text, _FORMAT, VERSION)
-        saves = tuple(_save(entry) for entry in _list(body, "saves"))
-        stream = _text(body, "stream") if "stream" in body else ""
+        return opened(text, _FORMAT, VERSION, cls._made)
+
+    @classmethod
+    def _made(cls, body: Document) -> Manifest:
+        saves, stream = tuple(map(_save, body["saves"])), body.get("stream", "")
         modes = [save.mode for save in saves]
         first, later = (SaveMode.VALUES, SaveMode.INCREMENT) if stream else (None, SaveMode.DELTA)
         chained = all(mode is later for mode in modes[1:])
         if not modes or modes[0].changes or (first is not None and modes[0] is not first) or not chained:
-            raise ManifestError(f"saves of modes {list(map(int, modes))} are not a full save and its deltas")
+            raise ManifestError(
+                f"saves of modes {list(map(int, modes))} are not a full save followed by incremental ones"
+            )
         numbers = [save.number for save in saves]
         if stream and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-            raise ManifestError(f"its versions are {numbers}, which do not follow each other")
+            raise ManifestError(f"its versions are {numbers}, which are not consecutive")
         return cls(saves, stream)
 
 
@@ -262,85 +274,26 @@ class Loaded:
         return json.dumps(kept).encode()
 
 
-def _list(body: Fields, key: str) -> list[Fields]:
-    value = body.get(key)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ManifestError(f"{key!r} is not a list of objects")
-    return value
+def _table(entry: Document) -> SavedTable:
+    return SavedTable(
+        TableSpec.decode(bytes.fromhex(entry["spec"])),
+        entry["step"],
+        entry["rows"],
+        tuple(entry.get("clock", ())),
+        tuple(entry.get("candidate_clock", ())),
+        entry.get("error", 0.0),
+        entry.get("alive"),
+    )
 
 
-def _count(body: Fields, key: str) -> int:
-    value = body.get(key)
-    if not is_whole(value) or value < 0:
-        raise ManifestError(f"{key!r} is {value!r}; it must be a whole number of at least 0")
-    return value
+def _shard(entry: Document) -> Shard:
+    pieces = [Piece(**piece | {"kind": PieceKind(piece["kind"])}) for piece in entry["pieces"]]
+    return Shard(FileRecord(**entry["file"]), tuple(pieces))
 
 
-def _number(body: Fields, key: str) -> float:
-    value = body.get(key, 0.0)
-    if not isinstance(value, int | float):
-        raise ManifestError(f"{key!r} is {value!r}; it must be a number")
-    return float(value)
-
-
-def _text(body: Fields, key: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str):
-        raise ManifestError(f"{key!r} is {value!r}; it must be a string")
-    return value
-
-
-def _name(body: Fields, key: str) -> str:
-    if not is_name(body.get(key)):
-        raise ManifestError(f"{body.get(key)!r} is not a valid name of a file in this save")
-    return str(body[key])
-
-
-def _file(body: Fields) -> FileRecord:
-    return FileRecord(_name(body, "name"), _count(body, "size"), _text(body, "xxh3_64"))
-
-
-def _table(body: Fields) -> SavedTable:
-    try:
-        spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
-    except (SpecError, ValueError) as error:
-        raise ManifestError(f"table {body.get('name')!r}: {error}") from error
-    clocks: list[tuple[float, ...]] = []
-    for key in ("clock", "candidate_clock"):
-        clock = body.get(key, [])
-        if not isinstance(clock, list) or not all(isinstance(number, float | int) for number in clock):
-            raise ManifestError(f"table {spec.name!r} has the {key} {clock!r}")
-        clocks.append(tuple(map(float, clock)))
-    clock, other = clocks
-    step, rows = _count(body, "step"), _count(body, "rows")
-    return SavedTable(spec, step, rows, clock, other, _number(body, "error"))
-
-
-def _shard(body: Fields) -> Shard:
-    if not isinstance(body.get("file"), dict):
-        raise ManifestError("a shard has no file")
-    pieces = tuple(_piece(entry) for entry in _list(body, "pieces"))
-    return Shard(_file(body["file"]), pieces)
-
-
-def _piece(body: Fields) -> Piece:
-    try:
-        kind = PieceKind(_text(body, "kind"))
-    except ValueError as error:
-        raise ManifestError(f"a piece has the unknown kind {body.get('kind')!r}") from error
-    return Piece(_text(body, "table"), kind, _count(body, "number"), _count(body, "rows"))
-
-
-def _save(body: Fields) -> Save:
-    try:
-        mode = SaveMode(_count(body, "mode"))
-    except ValueError as error:
-        raise ManifestError(f"mode {body.get('mode')!r} is unknown") from error
-    parts = tuple(_file(entry) for entry in _list(body, "parts"))
-    number, size = (_count(body, key) if key in body else 0 for key in ("number", "size"))
-    row_type = _text(body, "row_type") if "row_type" in body else ""
-    time = _number(body, "time")
-    return Save(_name(body, "id"), mode, _count(body, "step"), parts, number, time, size, row_type)
+def _save(entry: Document) -> Save:
+    parts = tuple(FileRecord(**part) for part in entry["parts"])
+    return Save(**entry | {"mode": SaveMode(entry["mode"]), "parts": parts})
 
 
 # ---- The current save of a directory.
@@ -397,8 +350,8 @@ def commit_save(
     former = _saves_to_keep(folder, mode)
     if mode is SaveMode.DELTA and former[-1].id != after:
         raise SaveError(
-            f"mode 1 saved the rows changed since {after}, but in {folder.where} the last save is "
-            f"{former[-1].id} now: another trainer has saved meanwhile. Save again."
+            f"Mode 1 saved the rows changed since {after}, but the last save in {folder.where} is now "
+            f"{former[-1].id}, because another trainer saved meanwhile. Save again."
         )
     save = Save(id, mode, step, tuple(parts))
     try:
@@ -424,21 +377,22 @@ def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
     former = () if manifest is None else manifest.saves
     if manifest is not None and manifest.stream:
         raise SaveError(
-            f"{folder.where} has what servers publish (ps_configs publish); choose another folder for saves"
+            f"{folder.where} has versions that servers publish (ps_configs publish). Choose another "
+            "directory for saved tables."
         )
     if mode is SaveMode.DELTA:
         if not former or former[0].mode is SaveMode.VALUES:
             there = "only a save of values (mode 2)" if former else "no save"
             raise SaveError(
-                f"mode 1 saves the rows changed since the last save of mode 0, 1 or 3, but in {folder.where} "
-                f"there is {there}. Save with mode 0 there first."
+                f"Mode 1 saves the rows changed since the last save of mode 0, 1 or 3, but {folder.where} "
+                f"has {there}. Save with mode 0 there first."
             )
         return former
     training = bool(former) and former[0].mode is not SaveMode.VALUES
     if mode is SaveMode.VALUES and training:
         raise SaveError(
-            f"{folder.where} has a save from which training can continue (mode {int(former[0].mode)}); a "
-            "save of values only (mode 2) would replace it. Choose another folder."
+            f"{folder.where} has tables from which training can continue (mode {int(former[0].mode)}). A "
+            "save of values only (mode 2) would replace them. Choose another directory."
         )
     return ()
 
@@ -449,12 +403,12 @@ def check_part(folder: Folder, id: str, record: FileRecord, server: int, servers
     """
     content = folder.read(f"{id}/{record.name}").numpy().tobytes()
     if record != FileRecord.of(f"server-{server}.json", [content]):
-        raise SaveError(f"{folder.path(id)}/{record.name} is not what server {server} wrote")
+        raise SaveError(f"{folder.path(id)}/{record.name} differs from the file that server {server} wrote")
     part = SavedPart.decode(content)
     if (part.server, part.servers) != (server, servers):
         raise SaveError(
-            f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, not of "
-            f"server {server} of {servers}: not every server has saved"
+            f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, but "
+            f"server {server} of {servers} should have written it, so not every server has saved"
         )
     return part
 
@@ -468,7 +422,7 @@ def manifest_of(folder: Folder) -> Manifest | None:
         raise save_error(error, folder.where, folder.free()) from error
     except ManifestError as error:
         raise SaveError(
-            f"{folder.path(MANIFEST)} cannot be used: {error}. Choose another folder or remove it."
+            f"{folder.path(MANIFEST)} cannot be used: {error}. Choose another directory, or remove this one."
         ) from error
 
 
@@ -480,11 +434,11 @@ def remove_unlisted(folder: Folder, manifests: Sequence[Manifest]) -> None:
 
 def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
     if not names:
-        return f"{folder.where} has no save: it is empty or does not exist"
+        return f"{folder.where} has no saved tables: it is empty or does not exist"
     unfinished = [name for name in names if name.startswith(_PREFIX)]
     why = f" The save {unfinished[-1]} was interrupted." if unfinished else ""
     return (
-        f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It has: {listed(names)}"
+        f"{folder.where} has no {MANIFEST}, so it has no complete saved tables.{why} It has: {listed(names)}"
     )
 
 

@@ -40,7 +40,6 @@ from trainers.ps.saves.read import (
     LaterKeys,
     OpenFolder,
     ShardToRead,
-    check_sizes,
     chunks,
     open_saves,
     read_shards,
@@ -69,8 +68,8 @@ class OthersError(SaveError):
 
 def others_text(folder: Folder) -> str:
     return (
-        f"{folder.path(MANIFEST)} is not what this job wrote: another one publishes there too. This one has "
-        "stopped; give each a ps_configs publish of its own, and start it again"
+        f"Another job changed {folder.path(MANIFEST)}, so this job stopped publishing. Set a separate "
+        "ps_configs publish for each job, and start the jobs again."
     )
 
 
@@ -88,8 +87,8 @@ class Published:
         manifest = manifest_of(folder)
         if manifest is not None and not manifest.stream:
             raise OthersError(
-                f"{folder.where} has a save of fleet.save_persistables(), which the first published version "
-                "would replace; set another ps_configs publish"
+                f"{folder.where} has tables of fleet.save_persistables(), which the first published version "
+                "would replace. Set another ps_configs publish."
             )
         return cls(folder, manifest)
 
@@ -140,7 +139,7 @@ class Published:
         are no longer the first saves.
         """
         if self.manifest is None or self.ids[: len(merged)] != list(merged):
-            raise SaveError(f"{self.folder.where} has another base now")
+            raise SaveError(f"{self.folder.where} now has another full version")
         last, *after = self.manifest.saves[len(merged) - 1 :]
         base = replace(base, number=last.number, time=last.time, step=last.step, row_type=last.row_type)
         return self._with((), base, parts, tuple(after))
@@ -152,7 +151,7 @@ class Published:
         try:
             found = manifest_of(folder)
             if found is None and self.manifest is not None:
-                raise SaveError(f"{folder.path(MANIFEST)} is not there any more")
+                raise SaveError(f"{folder.path(MANIFEST)} no longer exists")
             if found != self.manifest:
                 raise OthersError(others_text(folder))
             size = sum(
@@ -217,7 +216,7 @@ def merge_part(
     try:
         opened = open_saves(where)
         if [save.id for save in opened.saves[: len(merged)]] != list(merged):
-            raise SaveError(f"{where} has another base now")
+            raise SaveError(f"{where} now has another full version")
         chain = OpenFolder(folder, opened.saves[: len(merged)])
         return _merge(folder, spec, chain, cancelled)
     except (OSError, LoadError, SaveError) as error:
@@ -231,7 +230,7 @@ def _merge(folder: Folder, spec: SaveSpec, chain: OpenFolder, cancelled: Callabl
     parts = [save.parts[spec.server] for save in chain.saves]
     last = parts[-1]
     if any(_specs(part) != _specs(last) for part in parts):
-        raise SaveError(f"the versions in {folder.where} have other tables, or types of rows")
+        raise SaveError(f"the versions in {folder.where} have other tables or row types")
     folder.make(spec.id)
     tables = list[SavedTable]()
     return write_pieces(folder, spec, _merged(chain, parts, tables, cancelled), tables)
@@ -255,7 +254,6 @@ def _merged(
         for shard in part.shards
         if save is chain.saves[-1] or any(piece.kind is not PieceKind.DENSE for piece in shard.pieces)
     ]
-    check_sizes(chain.folder, wanted)
     later = {table.spec.name: LaterKeys() for table in parts[-1].tables}
     rows = dict.fromkeys(later, 0)
     number = 0

@@ -11,18 +11,18 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetrun.aliases import Integers
 from fleetrun.frozen import frozen
 from trainers import progress
+from trainers.kernels.compiled import Keys, Mask
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
     ParameterRange,
@@ -36,7 +36,7 @@ from trainers.ps.saves.manifest import (
     name_of,
     range_of,
 )
-from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, decoded, seen_of
+from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, decoded
 from trainers.ps.tables.budget import later
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
@@ -44,7 +44,7 @@ from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, ManifestError
-from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
+from trainers.storage.safetensors import SafetensorsError, Tensors, unpack
 
 # ---- Parts and shards, checked against the manifest.
 
@@ -57,8 +57,8 @@ class OpenSave:
     mode: SaveMode
     step: int
     parts: tuple[SavedPart, ...]
-    number: int = 0
-    time: float = 0.0
+    number: int
+    time: float
 
 
 @frozen
@@ -92,12 +92,27 @@ class OpenFolder:
             found[name_of(table.spec)] = found.get(name_of(table.spec), 0) + rows
         return found
 
+    def check_alive(self, found: Mapping[str, int | None]) -> None:
+        """Compare the rows that these tables have after the last save with the rows that its servers had.
+        Raises LoadError.
+        """
+        for name, rows in found.items():
+            saved = [
+                each.alive for part in self.saves[-1].parts for each in part.tables if each.spec.name == name
+            ]
+            known = sum(filter(None, saved))
+            if saved and None not in saved and rows not in (None, known):
+                raise LoadError(
+                    f"Table {name!r} of {self.folder.where} has {rows} rows after {self.saves[-1].id}, but "
+                    f"had {known} when this was saved, so some saves are wrong. Load an older save."
+                )
+
     def only(self, names: Sequence[str]) -> OpenFolder:
         """Return only these tables and parameters. Raises LoadError for a missing name."""
         if missing := sorted(set(names) - self.rows().keys()):
             raise LoadError(
-                f"the save in {self.folder.where} does not have {_listed(missing)}; it has "
-                f"{_listed(sorted(self.rows()))}"
+                f"The saved tables in {self.folder.where} do not include {_listed(missing)}. They include "
+                f"{_listed(sorted(self.rows()))}."
             )
         saves = (
             replace(save, parts=tuple(_part_with(part, names) for part in save.parts)) for save in self.saves
@@ -125,14 +140,14 @@ def open_saves(where: Where) -> OpenFolder:
         if not parts or not complete or any(part.servers != len(parts) for part in parts):
             servers = [f"{part.server} of {part.servers}" for part in parts]
             raise LoadError(
-                f"{folder.path(save.id)} has the parts of servers {servers}: some are missing, or of another "
-                "job"
+                f"{folder.path(save.id)} has the parts of servers {servers}. Some parts are missing, or "
+                "belong to another job."
             )
         saves.append(OpenSave(save.id, save.mode, save.step, parts, save.number, save.time))
     return OpenFolder(folder, tuple(saves), manifest.stream)
 
 
-def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
+def _check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
     """Raise LoadError unless every file exists with its size. Cheap, so done before rows are loaded."""
     for item in wanted:
         name = f"{item.save}/{item.shard.file.name}"
@@ -161,19 +176,20 @@ def read_file(
         digest = xxhash.xxh3_64_hexdigest(content.numpy().data)
         if digest != record.xxh3_64:
             raise LoadError(
-                f"{path} is damaged: its checksum (xxh3-64) is {digest}, and the manifest says "
-                f"{record.xxh3_64}. Copy it again from its origin, or load another save."
+                f"{path} is damaged: its checksum (xxh3-64) is {digest}, but the manifest lists "
+                f"{record.xxh3_64}. Copy it again from its origin, or load other saved tables."
             )
     return content
 
 
 def read_shards(
     folder: Folder, wanted: Sequence[ShardToRead], *, verify: bool = True
-) -> Iterator[tuple[ShardToRead, dict[str, Tensor]]]:
+) -> Iterator[tuple[ShardToRead, Tensors]]:
     """Yield the tensors of each shard in turn, and read the next shard meanwhile. Tensors are valid until the
     next shard is requested. Two buffers serve all shards, because fresh memory costs more than reading into
-    old memory. Raises LoadError.
+    old memory. Raises LoadError. For missing files and wrong sizes, it does so before the first shard.
     """
+    _check_sizes(folder, wanted)
     largest = max((item.shard.file.size for item in wanted), default=0)
     buffers = [torch.from_numpy(np.empty(largest, np.uint8)) for _ in wanted[:2]]
     with ThreadPoolExecutor(1, "load") as reader:
@@ -184,7 +200,7 @@ def read_shards(
             yield item, upcoming.popleft().result()
 
 
-def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str, Tensor]) -> Chunk:
+def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: Tensors) -> Chunk:
     """Return a piece, checked against its table's spec. Raises LoadError with the file's name."""
     spec = item.part.spec_of(piece.table)
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
@@ -200,9 +216,7 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     without_stamps = {name: shape for name, shape in wanted.items() if name != "stamps"}
     if shapes not in (wanted, some, without_stamps):
         path = folder.path(f"{item.save}/{item.shard.file.name}")
-        raise LoadError(
-            f"{path} does not have the tensors of table {piece.table!r} that its part lists: {shapes}"
-        )
+        raise LoadError(f"{path} lacks the tensors of table {piece.table!r} that its part lists: {shapes}")
     if piece.kind is PieceKind.REMOVED:
         return Removed(found["keys"])
     if piece.kind is PieceKind.CANDIDATES:
@@ -233,7 +247,7 @@ def chunks(
     verify: bool = True,
 ) -> Iterator[Found]:
     """Yield the pieces of these tables (None: of all), from the first save on, or `backwards`. `servers`
-    selects the servers whose parts are read, for each save. `verify`: see `load_tables`. Raises LoadError.
+    selects the servers whose parts are read, for each save. `verify`: see `read_file`. Raises LoadError.
     """
     places = {save.id: place for place, save in enumerate(opened.saves)}
     wanted = [
@@ -244,7 +258,6 @@ def chunks(
         for shard in part.shards
         if names is None or any(piece.table in names for piece in shard.pieces)
     ]
-    check_sizes(opened.folder, wanted)
     for item, tensors in read_shards(opened.folder, wanted, verify=verify):
         for piece in item.shard.pieces:
             if names is None or piece.table in names:
@@ -260,11 +273,9 @@ class LaterKeys:
     def __init__(self) -> None:
         self._save: int | None = None
         self._known = np.empty(0, np.int64)
-        self._seen: list[NDArray[np.int64]] = []
+        self._seen: list[Keys] = []
 
-    def missing(
-        self, save: int, keys: NDArray[np.int64], wanted: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.bool_]:
+    def missing(self, save: int, keys: Keys, wanted: Mask | None = None) -> Mask:
         """Mark the keys of a piece that later saves lack, as (n,) bool. `save` is the position of the piece's
         save in the chain. `wanted` restricts the keys.
         """
@@ -297,8 +308,8 @@ def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[Integers, t
     shapes["values"] = ((*rows, spec.size), spec.rows.dtype.dtype)
     for number, width in enumerate(state_widths(spec.rule, spec.size)):
         shapes[f"state.{number}"] = ((*rows, width), torch.float32)
-    if counts_of(spec):
-        shapes["statistics"] = ((piece.rows, counts_of(spec)), torch.float32)
+    if spec.statistics:
+        shapes["statistics"] = ((piece.rows, spec.statistics), torch.float32)
     return shapes
 
 
@@ -310,10 +321,10 @@ def _part(folder: Folder, save: str, record: FileRecord) -> SavedPart:
         raise LoadError(f"{folder.path(f'{save}/{record.name}')} cannot be used: {error}") from error
 
 
-def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: Tensor) -> dict[str, Tensor]:
+def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: Tensor) -> Tensors:
     content = read_file(folder, item.save, item.shard.file, verify=verify, into=into)
     try:
-        return unpack(content, EVERY_TYPE)
+        return unpack(content)
     except SafetensorsError as error:
         path = folder.path(f"{item.save}/{item.shard.file.name}")
         raise LoadError(f"{path} is not a safetensors file as fleetrun writes it: {error}") from error
@@ -321,14 +332,15 @@ def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: Tensor) -> d
 
 def _wrong_size(path: str, size: int, wanted: int) -> str:
     return (
-        f"{path} has {size} bytes, and the manifest says {wanted}: it was cut off or replaced. Copy it again"
+        f"{path} has {size} bytes, but the manifest lists {wanted}. It was cut short or replaced. Copy it "
+        "again."
     )
 
 
 # ---- Do saved tables match the tables of a model? Another number of servers divides a dense parameter into
 # other blocks, named `parameter[start:stop]`, so dense tables are compared by parameter.
 
-_WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only what you name."
+_WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only the tables that you name."
 
 
 def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
@@ -341,32 +353,32 @@ def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
 
 
 def check_fit(
-    saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str, *, whole: bool, values_only: bool
+    saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str, *, values_only: bool
 ) -> None:
     """Raise LoadError if rows of `saved` cannot be rows of `model`, because names, row lengths, sizes or
-    rules differ. With `whole`, `model` is complete. Otherwise `model` has the tables of one server: all
-    sparse tables and some dense blocks. With `values_only`, rules may differ, because their state is reset.
+    rules differ. `model` has the tables of one server: all sparse tables and some dense blocks. With
+    `values_only`, rules may differ, because their state is reset.
 
     A rule's options may differ, for example the weight decay. The model's options apply from then on.
     """
     theirs, ours = _table_shapes(saved), _table_shapes(model)
     missing = sorted(ours.keys() - theirs.keys())
-    extra = sorted(name for name in theirs.keys() - ours.keys() if whole or theirs[name].sparse)
+    extra = sorted(name for name in theirs.keys() - ours.keys() if theirs[name].sparse)
     if missing or extra:
         raise LoadError(
-            f"the save in {where} is of another model: it has the tables {_listed(theirs)}; this model has "
-            f"{_listed(ours)}. Missing in the save: {_listed(missing)}. Missing in this model: "
-            f"{_listed(extra)}.{'' if whole else _WARM_START}"
+            f"{where} has the tables of another model: {_listed(theirs)}. This model has {_listed(ours)}. "
+            f"Missing in the saved tables: {_listed(missing)}. Missing in this model: "
+            f"{_listed(extra)}.{_WARM_START}"
         )
     for name, mine in ours.items():
         kept = theirs[name]
-        same_size = kept.size == mine.size if whole or mine.sparse else kept.size >= mine.size
+        same_size = kept.size == mine.size if mine.sparse else kept.size >= mine.size
         if kept.sparse != mine.sparse or not same_size:
-            raise _other_size(name, where, kept, mine, "" if whole else _WARM_START)
+            raise _other_size(name, where, kept, mine)
         if not values_only and not same_state(kept.rule, mine.rule):
             raise LoadError(
-                f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, which "
-                "needs other optimizer state. Use the saved rule, or load a save of mode 2 (values)."
+                f"Table {name!r} of {where} was trained with {kept.rule}, but this model has {mine.rule}, "
+                "which needs other optimizer state. Use the saved rule, or load values (a save of mode 2)."
             )
 
 
@@ -378,12 +390,13 @@ def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: s
     for name, mine in _table_shapes(model).items():
         kept = theirs.get(name, mine)
         if not mine.sparse and mine.size < SLICE_ABOVE and kept.size != mine.size:
-            raise _other_size(name, where, kept, mine, _WARM_START)
+            raise _other_size(name, where, kept, mine)
 
 
-def _other_size(name: str, where: str, kept: _Shape, mine: _Shape, more: str) -> LoadError:
+def _other_size(name: str, where: str, kept: _Shape, mine: _Shape) -> LoadError:
     return LoadError(
-        f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}.{more}"
+        f"Table {name!r} of {where} is {kept.description}, but in this model it is {mine.description}."
+        f"{_WARM_START}"
     )
 
 
@@ -418,11 +431,14 @@ def _listed(names: Iterable[str]) -> str:
 class _PartialBlock:
     """A block whose elements arrive in any order, some of them more than once."""
 
-    name: str
-    block: ParameterRange
     values: Tensor
     seen: Tensor
-    state: list[Tensor] = field(default_factory=list)
+    state: list[Tensor]
+
+    @classmethod
+    def empty(cls, size: int, states: int) -> _PartialBlock:
+        seen = torch.zeros(size, dtype=torch.bool)
+        return cls(torch.empty(size), seen, [torch.empty(size) for _ in range(states)])
 
 
 class BlockAssembler:
@@ -443,7 +459,7 @@ class BlockAssembler:
         """Copy the overlapping elements of a saved block. A later block overwrites an earlier one."""
         source = range_of(saved)
         for spec, block in self._overlapping(source):
-            partial = self._partial.setdefault(spec.name, _empty(spec, block, len(rows.state)))
+            partial = self._partial.setdefault(spec.name, _PartialBlock.empty(spec.size, len(rows.state)))
             start, stop = max(block.start, source.start), min(block.stop, source.stop)
             into = slice(start - block.start, stop - block.start)
             out_of = slice(start - source.start, stop - source.start)
@@ -459,8 +475,9 @@ class BlockAssembler:
                 partial = self._partial.get(spec.name)
                 if partial is None or not bool(partial.seen.all()):
                     raise LoadError(
-                        f"the save in {where} lacks elements of parameter {block.parameter!r} between "
-                        f"{block.start} and {block.stop}: its size has changed, or parts are missing"
+                        f"The saved tables in {where} lack elements of parameter {block.parameter!r} "
+                        f"between {block.start} and {block.stop}. Its size has changed, or parts are "
+                        "missing."
                     )
                 yield spec.name, DenseRows(partial.values, tuple(partial.state))
 
@@ -468,11 +485,6 @@ class BlockAssembler:
         for spec, block in self._by_parameter.get(source.parameter, []):
             if block.start < source.stop and source.start < block.stop:
                 yield spec, block
-
-
-def _empty(spec: TableSpec, block: ParameterRange, states: int) -> _PartialBlock:
-    values, seen = torch.empty(spec.size), torch.zeros(spec.size, dtype=torch.bool)
-    return _PartialBlock(spec.name, block, values, seen, [torch.empty(spec.size) for _ in range(states)])
 
 
 # ---- Loading into the tables of one server.
@@ -528,13 +540,11 @@ def load_tables(
     where: Where | OpenFolder,
     tables: Sequence[Target],
     owner: RowOwner,
-    *,
-    verify: bool = True,
 ) -> int:
     """Load the rows and blocks that this server owns into its tables, which must be empty. Return the step.
 
-    With `verify`, compare checksums besides sizes. A chain of incremental saves is loaded save after save. A
-    save of mode 2 resets optimizer state and statistics.
+    A chain of incremental saves is loaded save after save. A save of mode 2 resets optimizer state and
+    statistics.
 
     Raises LoadError. For another model, missing files and wrong sizes, no table has changed then. For a wrong
     checksum, tables may have changed and must not be used.
@@ -548,7 +558,7 @@ def load_tables(
             saved = list(_sources(opened, table.spec, owner))
             clocks = [each.clock for each in saved], [each.candidate_clock for each in saved]
             table.restore_clocks(*(list(filter(None, some)) for some in clocks))
-    for name, chunk in owned_chunks(opened, specs, owner, verify=verify):
+    for name, chunk in owned_chunks(opened, specs, owner):
         table = by_name[name]
         if isinstance(table, SparseTarget) and name in expected:
             table.expect(expected.pop(name))
@@ -560,25 +570,22 @@ def load_tables(
             else:
                 table.load_candidates(chunk)
     if not opened.values_only:
-        for name, step in _steps(opened, specs, owner).items():
-            by_name[name].step = step
+        for table in tables:
+            table.step = max((each.step for each in _sources(opened, table.spec, owner)), default=0)
     return opened.saves[-1].step
 
 
 def owned_chunks(
-    opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner, *, verify: bool = True
+    opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner
 ) -> Iterator[tuple[str, Chunk]]:
     """Yield (table name, content) for these tables, valid until the next. Raises LoadError."""
-    check_fit(
-        opened.specs().values(), specs, opened.folder.where, whole=False, values_only=opened.values_only
-    )
+    check_fit(opened.specs().values(), specs, opened.folder.where, values_only=opened.values_only)
     by_name = {spec.name: spec for spec in specs}
     blocks = BlockAssembler([spec for spec in specs if spec.kind is TableKind.DENSE])
     wanted = list(_wanted(opened, by_name, blocks, owner))
-    check_sizes(opened.folder, wanted)
     last = opened.saves[-1].id
     with progress.activity("loading tables", of=len(wanted)) as loading:
-        for item, tensors in read_shards(opened.folder, wanted, verify=verify):
+        for item, tensors in read_shards(opened.folder, wanted):
             for piece in item.shard.pieces:
                 chunk, spec = chunk_of(opened.folder, item, piece, tensors), item.part.spec_of(piece.table)
                 if isinstance(chunk, DenseRows):
@@ -662,24 +669,16 @@ def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec, behind: Callable
         )
     if isinstance(chunk, DenseRows):
         return DenseRows(chunk.values, state)
-    columns = counts_of(spec)
-    if not columns:
+    if not spec.statistics:
         return SparseRows(chunk.keys, chunk.values, state)
-    statistics = torch.zeros(len(chunk.keys), columns)
+    statistics = torch.zeros(len(chunk.keys), spec.statistics)
     if chunk.statistics is not None:
-        seen = min(seen_of(saved), seen_of(spec))
+        seen = min(saved.seen, spec.seen)
         statistics[:, :seen] = chunk.statistics[:, :seen]
         if saved.rows.bound is not None and spec.rows.bound is not None:
             stamps = chunk.statistics[:, -1].numpy()
             statistics[:, -1] = torch.from_numpy(later(stamps, behind("clock")))
     return SparseRows(chunk.keys, chunk.values, state, statistics)
-
-
-def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
-    """Return each table's number of updates: the largest among the saved tables of its rows."""
-    return {
-        spec.name: max((table.step for table in _sources(opened, spec, owner)), default=0) for spec in specs
-    }
 
 
 # ---- A save as plain tensors, without servers.
@@ -706,21 +705,28 @@ def read_values(where: Where | OpenFolder, *, verify: bool = True) -> ModelValue
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = opened.specs()
     blocks = BlockAssembler(_whole_parameters(specs.values()))
-    found: dict[str, list[SparseValues | Removed]] = {
-        name: [] for name, spec in specs.items() if spec.kind is TableKind.SPARSE
+    sparse = {
+        name: ([torch.empty(0, dtype=torch.int64)], [torch.empty(0, spec.size)], LaterKeys())
+        for name, spec in specs.items()
+        if spec.kind is TableKind.SPARSE
     }
-    for each in chunks(opened, verify=verify):
-        chunk, name = each.chunk, each.spec.name
-        if isinstance(chunk, DenseRows):
+    for each in chunks(opened, backwards=True, verify=verify):
+        chunk = each.chunk
+        if isinstance(chunk, DenseRows) and each.save == len(opened.saves) - 1:
             blocks.add(each.spec, chunk)
-        elif isinstance(chunk, SparseRows):
-            # Copies, because a view would keep the whole shard, with its optimizer state, in memory.
-            values = chunk.values.to(torch.float32, copy=True)
-            found[name].append(SparseValues(chunk.keys.clone(), values))
-        elif isinstance(chunk, Removed):
-            found[name].append(Removed(chunk.keys.clone()))
+        elif isinstance(chunk, SparseRows | Removed):
+            keys, values, later = sparse[each.spec.name]
+            kept = torch.from_numpy(later.missing(each.save, chunk.keys.numpy()))
+            if isinstance(chunk, SparseRows):
+                keys.append(chunk.keys[kept])
+                values.append(chunk.values[kept].float())
     dense = {name: rows.values for name, rows in blocks.whole(opened.folder.where)}
-    return ModelValues(dense, {name: _merged(pieces, specs[name].size) for name, pieces in found.items()})
+    return ModelValues(dense, {name: _sorted(*pieces) for name, (*pieces, _) in sparse.items()})
+
+
+def _sorted(keys: Sequence[Tensor], values: Sequence[Tensor]) -> SparseValues:
+    ascending, order = torch.sort(torch.cat(list(keys)))
+    return SparseValues(ascending, torch.cat(list(values))[order])
 
 
 def _whole_parameters(specs: Iterable[TableSpec]) -> list[TableSpec]:
@@ -731,19 +737,3 @@ def _whole_parameters(specs: Iterable[TableSpec]) -> list[TableSpec]:
     return [
         TableSpec(kind=TableKind.DENSE, name=name, size=size, rule=Fixed()) for name, size in stops.items()
     ]
-
-
-def _merged(pieces: list[SparseValues | Removed], dim: int) -> SparseValues:
-    """Merge pieces in the order of saves. The last piece of a repeated key counts."""
-    rows = [piece for piece in pieces if isinstance(piece, SparseValues)]
-    keys = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.keys for piece in pieces)])
-    values = torch.cat([torch.empty(0, dim), *(piece.values for piece in rows)])
-    lengths = torch.tensor([len(piece.keys) for piece in pieces], dtype=torch.int64)
-    exists = torch.tensor([isinstance(piece, SparseValues) for piece in pieces], dtype=torch.bool)
-    exists = exists.repeat_interleave(lengths)
-    place = exists.cumsum(0) - 1  # the position of each key with a row, in `values`
-    keys, order = torch.sort(keys, stable=True)
-    last = torch.ones(len(keys), dtype=torch.bool)
-    last[:-1] = keys[1:] != keys[:-1]
-    last &= exists[order]
-    return SparseValues(keys[last], values[place[order[last]]])

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNSAVED
 from trainers.ps.saves.manifest import (
@@ -35,12 +37,12 @@ from trainers.ps.saves.manifest import (
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import EntryKind, RowType, TableKind, TableSpec
-from trainers.ps.tables.storage import Candidates, DenseCut, DenseRows, SparseRows
+from trainers.ps.tables.spec import RowType, TableKind, TableSpec
+from trainers.ps.tables.storage import Candidates, DenseCut, DenseRows, SparseCut, SparseRows
 from trainers.storage.errors import SaveError, save_error
 from trainers.storage.folder import Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, is_name
-from trainers.storage.safetensors import EVERY_TYPE, pack
+from trainers.storage.safetensors import Tensors, pack
 
 # ---- Cuts: the tables at one moment.
 
@@ -54,25 +56,6 @@ class Removed:
 
 Chunk = SparseRows | DenseRows | Candidates | Removed
 """Content of a table, as in a file and as a table loads it."""
-
-
-class SparseCut(Protocol):
-    """A consistent view of a sparse table. `rows`: slots to read, ascending. `step`: updates so far.
-    `removed`: keys whose rows were removed since the last save. Some of these keys may have a row again.
-    """
-
-    @property
-    def removed(self) -> Tensor: ...
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def step(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> SparseRows: ...
-
-    def close(self, *, saved: bool = True) -> None: ...
 
 
 class Target(Protocol):
@@ -111,6 +94,7 @@ class TableCut:
     candidates: Candidates | None = None
     clock: Sequence[float] = ()
     candidate_clock: Sequence[float] = ()
+    alive: int | None = None
 
     def close(self, *, saved: bool) -> None:
         if not isinstance(self.cut, DenseCut):
@@ -147,27 +131,14 @@ def _cut(table: SparseTable | DenseTable, mode: SaveMode, of: int) -> TableCut:
     waiting = None if mode.values_only else table.candidates()
     mark = mode is not SaveMode.VALUES or of != UNSAVED
     clocks = table.clocks()  # before the cut, because nothing would close it without memory for these
-    return TableCut(table.spec, table.cut(changed_only=mode.changes, mark=mark, of=of), waiting, *clocks)
-
-
-def counts_of(spec: TableSpec) -> int:
-    """Return the floats of statistics per row: show, click and unseen days, and the stamp of a
-    bounded table.
-    """
-    if spec.kind is not TableKind.SPARSE:
-        return 0
-    return seen_of(spec) + (spec.rows.bound is not None)
-
-
-def seen_of(spec: TableSpec) -> int:
-    """Return the floats of statistics per row without the stamp."""
-    return 3 if spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK else 0
+    cut = table.cut(changed_only=mode.changes, mark=mark, of=of)
+    return TableCut(table.spec, cut, waiting, *clocks, table.alive)
 
 
 def row_bytes(spec: TableSpec) -> int:
     """Return the bytes of a row of a sparse table, with key, state and statistics."""
     state = sum(state_widths(spec.rule, spec.size))
-    return 8 + spec.size * spec.rows.dtype.dtype.itemsize + 4 * (state + counts_of(spec))
+    return 8 + spec.size * spec.rows.dtype.dtype.itemsize + 4 * (state + spec.statistics)
 
 
 # ---- Pieces and shards.
@@ -181,7 +152,7 @@ class Packed:
     """A piece and its tensors by name. `error`: see SavedTable."""
 
     piece: Piece
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     error: float = 0.0
 
     @property
@@ -189,7 +160,7 @@ class Packed:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str = "") -> Iterator[Packed]:
+def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str) -> Iterator[Packed]:
     """Yield the pieces of one table. No piece is much larger than a shard. `row_type`: the type of the rows'
     values, see SaveSpec.
     """
@@ -222,7 +193,7 @@ def decoded(codes: Tensor, scales: Tensor) -> Tensor:
     return scales[:, 1:] + scales[:, :1] * codes.float()
 
 
-def _narrow(tensors: dict[str, Tensor], row_type: str) -> float:
+def _narrow(tensors: Tensors, row_type: str) -> float:
     """Convert the values to the published type. Return the largest difference of a value."""
     wide = tensors["values"].float()
     if row_type == "int8":
@@ -315,8 +286,8 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
         yield PieceKind.DENSE, cut.rows
         return
     if mode.changes:  # first, because some of these may have a row again
-        for gone in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
-            yield PieceKind.REMOVED, Removed(gone)
+        for removed in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
+            yield PieceKind.REMOVED, Removed(removed)
     step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
     for start in range(0, cut.rows, step):
         rows = cut.read(start, min(start + step, cut.rows))
@@ -331,7 +302,7 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
             yield PieceKind.CANDIDATES, waiting.at(some)
 
 
-def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, Tensor]:
+def _tensors(chunk: Chunk, mode: SaveMode) -> Tensors:
     if isinstance(chunk, Removed):
         return {"keys": chunk.keys}
     if isinstance(chunk, Candidates):
@@ -362,7 +333,6 @@ class SaveSpec:
 
     id: str
     mode: SaveMode
-    step: int
     server: int
     servers: int
     shard_bytes: int = SHARD_BYTES
@@ -412,8 +382,8 @@ def write_part(
         raise save_error(error, folder.path(spec.id), folder.free()) from error
     except MemoryError as error:
         raise SaveError(
-            f"the save to {folder.path(spec.id)} was stopped and removed: no memory for it ({error}). Start "
-            "more servers, or give them more memory; the former save is unchanged."
+            f"The save to {folder.path(spec.id)} was stopped and removed, because no memory was left for it "
+            f"({error}). Start more servers, or give them more memory. The former save is unchanged."
         ) from error
 
 
@@ -458,7 +428,7 @@ def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) 
     tensors = {
         packed.piece.prefix + key: tensor for packed in shard for key, tensor in packed.tensors.items()
     }
-    content = pack(tensors, {"save": save}, EVERY_TYPE)
+    content = pack(tensors, {"save": save})
     record = FileRecord.of(name, content)
     folder.write(f"{save}/{name}", content)
     return Shard(record, tuple(packed.piece for packed in shard))
@@ -482,7 +452,7 @@ def _pieces(
                 yield packed
         clocks = tuple(table.clock), tuple(table.candidate_clock)
         written = _with_type(table.spec, spec.row_type)
-        tables.append(SavedTable(written, table.cut.step, rows, *clocks, error))
+        tables.append(SavedTable(written, table.cut.step, rows, *clocks, error, table.alive))
 
 
 def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
@@ -493,41 +463,20 @@ def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
     return replace(spec, rows=replace(spec.rows, dtype=dtype))
 
 
-class SaveTask:
-    """A part that is written in the background, from construction on. After the end, or after `cancel` and
-    the end, the thread of the tables must call `close`.
-
-    `then` is called in the writing thread with the part's record when the part is written. An error of `then`
-    is the task's error. `done` is called with this task at the end, in the writing thread. If the task ended
-    immediately, `done` is called in the constructing thread. Raises MemoryError if no thread can start.
+class PartTask:
+    """A part that a thread of low priority writes, from construction on. `write` gets a function that returns
+    True after `cancel`, and returns the part's record. `done` is called at the end, in the writing thread. If
+    the task ended immediately, it is called in the constructing thread.
     """
 
     def __init__(
-        self,
-        where: Where,
-        spec: SaveSpec,
-        cuts: Sequence[TableCut],
-        *,
-        blob: bytes | None = None,
-        then: Callable[[FileRecord], None] | None = None,
-        done: Callable[[SaveTask], None] | None = None,
+        self, name: str, write: Callable[[Callable[[], bool]], FileRecord], done: Callback | None
     ) -> None:
-        self.spec = spec
-        self._folder = open_folder(where)
-        self._cuts = cuts
-        self._then = then
-        self.packed = 0
-        """Bytes packed so far."""
         self._cancelled = threading.Event()
-        thread = ThreadPoolExecutor(1, "save", initializer=lower_priority)
-        try:
-            self._future: Future[FileRecord] = thread.submit(self._run, blob)
-        except RuntimeError as error:
-            raise MemoryError(
-                f"no thread can be started that writes to {self._folder.where}: {error}"
-            ) from error
+        thread = ThreadPoolExecutor(1, name, initializer=lower_priority)
+        self._future: Future[FileRecord] = thread.submit(write, self._cancelled.is_set)
         if done is not None:
-            self._future.add_done_callback(lambda _: done(self))
+            self._future.add_done_callback(lambda _: done())
         thread.shutdown(wait=False)
 
     @property
@@ -553,22 +502,57 @@ class SaveTask:
         """
         return self._future.result(timeout)
 
+
+class SaveTask(PartTask):
+    """A part of a save. After the end, or after `cancel` and the end, the thread of the tables must call
+    `close`.
+
+    `then` is called in the writing thread with the part's record when the part is written. An error of `then`
+    is the task's error. `done` is called with this task at the end. Raises MemoryError if no thread can
+    start.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        spec: SaveSpec,
+        cuts: Sequence[TableCut],
+        *,
+        blob: bytes | None = None,
+        then: Callable[[FileRecord], None] | None = None,
+        done: Callable[[SaveTask], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._folder = open_folder(where)
+        self._cuts = cuts
+        self._then = then
+        self.packed = 0
+        """Bytes packed so far."""
+        try:
+            super().__init__("save", partial(self._run, blob), done and partial(done, self))
+        except RuntimeError as error:
+            raise MemoryError(
+                f"cannot start a thread that writes to {self._folder.where}: {error}"
+            ) from error
+
     def close(self, *, saved: bool) -> None:
         """Close the cuts after the end of the task, in the thread of the tables. `saved`: the save was
         committed, so the next incremental save starts here.
         """
         close_cuts(self._cuts, saved=saved)
 
-    def _run(self, blob: bytes | None) -> FileRecord:
-        record = write_part(self._folder, self.spec, self._cuts, blob, self._watch)
+    def _run(self, blob: bytes | None, cancelled: Callable[[], bool]) -> FileRecord:
+        def watch(packed: int) -> None:
+            if cancelled():
+                raise CancelledError(
+                    f"The save to {self._folder.path(self.spec.id)} was abandoned and removed."
+                )
+            self.packed = packed
+
+        record = write_part(self._folder, self.spec, self._cuts, blob, watch)
         if self._then is not None:
             try:
                 self._then(record)
             except OSError as error:
                 raise save_error(error, self._folder.where, self._folder.free()) from error
         return record
-
-    def _watch(self, packed: int) -> None:
-        if self._cancelled.is_set():
-            raise CancelledError(f"the save to {self._folder.path(self.spec.id)} was abandoned and removed")
-        self.packed = packed

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainers.ps.server.positions import Positions
-from trainers.ps.wire import Code, Message
+from trainers.ps.wire import Code, CodedError, Message
 
 Reachable = Callable[[bytes], bool]
 
 
-class Refusal(Exception):
-    """An error for a request that the server refuses. It becomes a REFUSED reply with this code and text."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+class Refusal(CodedError):
+    """An error for a request that the server refuses."""
 
 
 class SequenceSet:
@@ -98,7 +94,7 @@ class Members:
         return len(self._all)
 
     def may_join(self, message: Message, reachable: Reachable) -> bool:
-        """Return True if the server can accept a HELLO now, or False if later. Raise Refusal if the rank is
+        """Return True if the server can accept a HELLO now, or False if later. Raises Refusal if the rank is
         in use.
 
         A restarted trainer replaces its earlier incarnation once the connection of that incarnation has
@@ -107,7 +103,8 @@ class Members:
         """
         if message.rank >= len(self._all):
             raise Refusal(
-                Code.MISMATCH, f"there is no trainer {message.rank}: this job has {len(self._all)} trainers"
+                Code.MISMATCH,
+                f"trainer {message.rank} does not exist: this job has {len(self._all)} trainers",
             )
         member = self._all[message.rank]
         if not member.joined or member.incarnation == message.incarnation:
@@ -118,7 +115,7 @@ class Members:
         if not reachable(member.route):
             return True
         if not restarted:
-            raise Refusal(Code.MISMATCH, f"there is already a trainer {message.rank} in this job")
+            raise Refusal(Code.MISMATCH, f"this job already has a trainer {message.rank}")
         return False
 
     def join(self, route: bytes, message: Message) -> Member:
@@ -154,13 +151,13 @@ class Members:
         self.restore([Member(rank, step=step) for rank, step in enumerate(steps)], start)
 
     def sender_of(self, message: Message) -> Member:
-        """Return the sender of any request except HELLO. Raise Refusal if it is not a current member."""
+        """Return the sender of any request except HELLO. Raises Refusal if it is not a current member."""
         member = self._all[message.rank] if message.rank < len(self._all) else None
         if member is None or member.incarnation != message.incarnation:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
-                f"trainer {message.rank} is unknown: this server was restarted and its tables are gone, a "
-                "newer instance of that trainer has replaced it, or the job continues with other trainers",
+                f"trainer {message.rank} is unknown. Either this server restarted without its tables, a "
+                "newer instance of the trainer replaced it, or the job continues with other trainers",
             )
         return member
 
@@ -200,7 +197,7 @@ class Members:
             return []
         return [member for member in self.active() if member.disconnected_s > self._limit(member, may_return)]
 
-    def describe_lost(self, *, may_return: bool = False) -> str:
+    def describe_lost(self, *, may_return: bool) -> str:
         """Return a clause for each lost trainer."""
         return "; ".join(
             f"trainer {member.rank} is lost: "

@@ -21,7 +21,7 @@ class Positions:
     def are_new(self, records: Sequence[Records]) -> bool | None:
         """Return True if these records are new, False if they are counted already, and None without records.
 
-        Raise DataError if some are counted and others are not.
+        Raises DataError if some are counted and others are not.
         """
         if not records:
             return None
@@ -30,9 +30,9 @@ class Positions:
             return not has[0]
         each = records[has.index(None) if None in has else has.index(True)]
         raise DataError(
-            f"of the records [{each.start}, {each.stop}) of {each.shard!r} in the stream {each.stream!r} "
-            "some are counted already and others of this push are not: two trainers read that shard, or "
-            "its positions are others than before"
+            f"this server has counted some of the records [{each.start}, {each.stop}) of {each.shard!r} in "
+            f"the stream {each.stream!r}, but not other records of this push. Either two trainers read that "
+            "shard, or its positions have changed"
         )
 
     def count(self, rank: int, records: Sequence[Records]) -> None:

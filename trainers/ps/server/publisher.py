@@ -165,7 +165,7 @@ class Publisher:
                 except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
                     self._failed(error)
                     due = min(due, time.monotonic() + _AGAIN_S)
-                    self._settle(asked, f"the version could not be published: {error}")
+                    self._settle(asked, f"The version could not be published: {error}")
         if self._client is not None:
             self._client.close()
 
@@ -195,7 +195,7 @@ class Publisher:
         if self._others:
             raise SaveError(self._others)
         published = self._open()
-        answers = self._ask(Kind.PUBLISH)
+        answers = self._ask(Kind.PUBLISH, published.number)
         if any(answer.code is Code.NOT_READY for answer in answers):
             return None
         seen = [(answer.number, answer.text) for answer in answers]
@@ -264,7 +264,7 @@ class Publisher:
         self._ask(Kind.PUBLISHED, 1, id)
         if not save.mode.changes:
             self._base_due, self._merge = False, None
-            glog(f"published version {published.number} to {self._where}, a base")
+            glog(f"published version {published.number} to {self._where} as a full version")
         return published
 
     def _abandon(self, id: bytes) -> None:
@@ -350,12 +350,12 @@ class Publisher:
     def _complain(self, error: Exception) -> None:
         if time.monotonic() - self._complained >= _COMPLAIN_S:
             self._complained = time.monotonic()
-            glog(f"a version could not be published and will be tried again: {error or repr(error)}")
+            glog(f"Could not publish a version and will retry: {error or repr(error)}")
 
 
 def _record(reply: Message) -> FileRecord:
     if reply.code is Code.FAILED:
         raise ServerError(reply.text)
     if not reply.text:
-        raise ServerError("a server was started again while it wrote its part")
+        raise ServerError("a server restarted while it wrote its part")
     return FileRecord(**json.loads(reply.text))

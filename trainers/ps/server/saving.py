@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from fleetrun.aliases import Callback
@@ -18,12 +17,11 @@ from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.saves.publication import Buffers, buffer_cuts, merge_part
-from trainers.ps.saves.write import SaveSpec, SaveTask, close_cuts, cut_tables, lower_priority
+from trainers.ps.saves.write import PartTask, SaveSpec, SaveTask, close_cuts, cut_tables
 from trainers.ps.server.members import Refusal
 from trainers.ps.server.store import AnyTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.wire import Code
-from trainers.storage.manifest import FileRecord
 
 _MAX_REQUEST_CHARS = 65_536
 _REMEMBERED_IDS = 64
@@ -53,7 +51,7 @@ class SaveRequest:
 
     @classmethod
     def decode(cls, text: str) -> SaveRequest:
-        """Return the request in this text. Raise Refusal if the text is not a request."""
+        """Return the request in this text. Raises Refusal if the text is not a request."""
         if len(text) > _MAX_REQUEST_CHARS:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE has {len(text)} characters")
         try:
@@ -94,6 +92,8 @@ class SaveTurns:
         self.state: State = (0, 0)
         self._request: SaveRequest | None = None
         self._saved: dict[SaveRequest, _Saved] = {}
+        self._answers: dict[str, str] = {}
+        """The answers to the last requests. Nobody would end a second turn, which a late copy would start."""
 
     @property
     def id(self) -> str:
@@ -104,11 +104,14 @@ class SaveTurns:
         same, or None while another trainer saves.
         """
         if request.id == self.id:
-            return ""  # the request was sent again
+            return ""
+        if request.id in self._answers:
+            return self._answers[request.id]
         if self.holder is not None:
             return None
         saved = self._saved.get(replace(request, id=""))
         if saved and saved.state == state and saved.answered.setdefault(sender, request.id) == request.id:
+            self._remember(request.id, saved.id)
             return saved.id
         self.holder, self._request, self.state = sender, request, state
         return ""
@@ -117,11 +120,17 @@ class SaveTurns:
         """End this turn if it is the current one."""
         if self._request is None or self.holder is None or self._request.id != id:
             return
+        self._remember(id, "")
         self._saved = {key: each for key, each in self._saved.items() if each.state == self.state}
         if saved:
             key = replace(self._request, id="")
             self._saved[key] = _Saved(id, self.state, {self.holder: id})
         self.holder = self._request = None
+
+    def _remember(self, id: str, answer: str) -> None:
+        self._answers[id] = answer
+        if len(self._answers) > _REMEMBERED_IDS:
+            del self._answers[next(iter(self._answers))]
 
 
 class SaveRunner:
@@ -147,7 +156,8 @@ class SaveRunner:
         self._published = published
         self._request: SaveRequest | None = None
         self._task: SaveTask | None = None
-        self._merging: MergeTask | None = None
+        self._merging: tuple[str, PartTask] | None = None
+        """The id and the task of the last merge."""
         self._ended_ids: deque[str] = deque(maxlen=_REMEMBERED_IDS)
         self.requester: Sender | None = None
         """Rank and incarnation of the trainer whose save is running."""
@@ -167,27 +177,20 @@ class SaveRunner:
         return self._task is not None
 
     @property
-    def of_version(self) -> bool:
-        """True while a version is being written."""
-        return self._request is not None and self._request.version > 0
-
-    @property
     def tables_in_use(self) -> bool:
         """True while a save or another task reads the tables."""
         return self.busy or self._reading()
 
-    def run(
-        self, request: SaveRequest, requester: Sender, step: int, tables: Collection[AnyTable]
-    ) -> bytes | None:
+    def run(self, request: SaveRequest, requester: Sender, tables: Collection[AnyTable]) -> bytes | None:
         """Return the record of this server's part as JSON, or None while the part is being written.
 
         The first call starts the save unless another save is running. The result is empty if the save was
-        abandoned while this request waited. Raise Refusal if the save is impossible or has failed.
+        abandoned while this request waited. Raises Refusal if the save is impossible or has failed.
         """
         if request.id in self._ended_ids:
             return b""
         if not self.tables_in_use:
-            self._start(request, step, tables)
+            self._start(request, tables)
             self.requester = requester
         return None if self._request is None or self._request.id != request.id else self.written(request.id)
 
@@ -240,25 +243,23 @@ class SaveRunner:
     def close(self) -> None:
         """Abandon the running save and the running merge."""
         self.abandon()
-        if self._merging is not None:
-            self._merging.cancel()
+        self._cancel_merge()
 
     def publish(
         self,
         request: SaveRequest,
-        step: int,
         tables: Collection[AnyTable],
         buffers: Buffers,
         record: Callback,
     ) -> bool:
         """Start the part of a version after a call of `record`. Return False if that was impossible.
 
-        `buffers` is written to the version too. Raise Refusal if the request is invalid.
+        `buffers` is written to the version too. Raises Refusal if the request is invalid.
         """
         if request.mode is SaveMode.INCREMENT and not self._may_follow(request, tables):
             return False
         record()
-        self._start(request, step, tables, buffers)
+        self._start(request, tables, buffers)
         self._cut_here.append(request.id)
         return True
 
@@ -273,6 +274,14 @@ class SaveRunner:
         former = self._request
         if former is not None and former.version and former.id != request.id:
             self.end(former.id, saved=former.id in request.after)
+
+    def end_left(self, committed: int) -> None:
+        """End a version for which the publisher does not wait any more. `committed` is the last committed
+        version.
+        """
+        left = self._request
+        if left is not None and left.version:
+            self.end(left.id, saved=left.version <= committed)
 
     def replay(self, id: str, tables: Iterable[AnyTable]) -> None:
         """Register a version that was cut here before this server restarted.
@@ -291,18 +300,23 @@ class SaveRunner:
         """Return the record of this server's part of a merged full version as JSON, or None while it is being
         written.
 
-        Raise Refusal if the merge is impossible or has failed.
+        Raises Refusal if the merge is impossible or has failed.
         """
         self._check_folder(request)
-        if self._merging is None or self._merging.id != request.id:
-            if self._merging is not None:
-                self._merging.cancel()
+        if self._merging is None or self._merging[0] != request.id:
+            self._cancel_merge()
             with _refusing(request):
-                self._merging = MergeTask(request, self._spec(request, 0), self._wake)
-        if not self._merging.future.done():
+                write = partial(merge_part, request.where, self._spec(request), request.after)
+                self._merging = request.id, PartTask("merge", write, self._wake)
+        task = self._merging[1]
+        if not task.ended:
             return None
         with _refusing(request):
-            return json.dumps(asdict(self._merging.future.result())).encode()
+            return json.dumps(asdict(task.result())).encode()
+
+    def _cancel_merge(self) -> None:
+        if self._merging is not None:
+            self._merging[1].cancel()
 
     def _may_follow(self, request: SaveRequest, tables: Iterable[AnyTable]) -> bool:
         sparse = (table for table in tables if isinstance(table, SparseTable))
@@ -312,11 +326,10 @@ class SaveRunner:
         known = known and not set(self._since).isdisjoint(request.after)
         return bool(known) and all(table.reports_removed(UNPUBLISHED) for table in sparse)
 
-    def _spec(self, request: SaveRequest, step: int) -> SaveSpec:
+    def _spec(self, request: SaveRequest) -> SaveSpec:
         return SaveSpec(
             id=request.id,
             mode=SaveMode(request.mode),
-            step=step,
             server=self._index,
             servers=self._servers,
             row_type=request.row_type,
@@ -326,14 +339,13 @@ class SaveRunner:
         if request.where != self._published:
             raise Refusal(
                 Code.MISMATCH,
-                f"this server publishes to {self._published or 'no folder'!r}, and was asked to publish to "
-                f"{request.where!r}; set the same ps_configs publish for all servers",
+                f"this server publishes to {self._published or 'no directory'}, but was asked to publish to "
+                f"{request.where!r}. Set the same ps_configs publish on all servers",
             )
 
     def _start(
         self,
         request: SaveRequest,
-        step: int,
         tables: Collection[AnyTable],
         buffers: Buffers = MappingProxyType({}),
     ) -> None:
@@ -346,38 +358,24 @@ class SaveRunner:
         # case this part also contains the later save's changes.
         if mode is SaveMode.DELTA and self.last_save not in request.after:
             wanted = " ".join(request.after[-1:])
-            since = f"changes since {self.last_save}" if self.last_save else "none, as it was started later"
+            since = (
+                f"changes since {self.last_save}"
+                if self.last_save
+                else "no changes, because it started later"
+            )
             raise Refusal(
                 Code.FAILED,
-                f"cannot save what has changed since {wanted}: this server has recorded {since}. Save with "
+                f"this server cannot save the changes since {wanted}: it has recorded {since}. Save with "
                 "mode 0",
             )
         with _refusing(request), contextlib.ExitStack() as undo:
             cuts = cut_tables(tables, mode, of=UNPUBLISHED if request.version else UNSAVED)
             undo.callback(close_cuts, cuts, saved=False)
-            spec = self._spec(request, step)
+            spec = self._spec(request)
             cuts += buffer_cuts(buffers)
             self._task = SaveTask(request.where, spec, cuts, done=lambda task: self._wake())
             undo.pop_all()
         self._request = request
-
-
-class MergeTask:
-    """Merge a part in the background. The work starts at construction."""
-
-    def __init__(self, request: SaveRequest, spec: SaveSpec, wake: Callback) -> None:
-        self.id = request.id
-        self._cancelled = threading.Event()
-        thread = ThreadPoolExecutor(1, "merge", initializer=lower_priority)
-        self.future: Future[FileRecord] = thread.submit(
-            merge_part, request.where, spec, request.after, self._cancelled.is_set
-        )
-        self.future.add_done_callback(lambda _: wake())
-        thread.shutdown(wait=False)
-
-    def cancel(self) -> None:
-        """Ask the merge to stop soon."""
-        self._cancelled.set()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from pathlib import Path
 
 import zmq
@@ -28,7 +27,7 @@ from trainers.ps.server.service import Outgoing, Service
 from trainers.ps.server.state import StateSaver
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import AnyTable, Store
-from trainers.ps.server.table_meter import Numbers, TableMeter, Tell
+from trainers.ps.server.table_meter import Emit, Numbers, TableMeter
 from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
@@ -103,7 +102,7 @@ class ServerPlan:
     index: int
     trainers: int
     sync: bool
-    configs: PsConfigs = field(default_factory=PsConfigs)
+    configs: PsConfigs
     max_staleness: int | None = None
     settings: str = ""
     start: str = ""
@@ -127,11 +126,11 @@ class ServerPlan:
 
 
 class Server:
-    """A server that binds and recovers at construction, and serves in `run`. `tell`: see TableMeter. None
+    """A server that binds and recovers at construction, and serves in `run`. `emit`: see TableMeter. None
     reports nothing.
     """
 
-    def __init__(self, plan: ServerPlan, tell: Tell | None = None) -> None:
+    def __init__(self, plan: ServerPlan, emit: Emit | None = None) -> None:
         self._plan = plan
         self._endpoint = plan.endpoints[plan.index]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -149,8 +148,9 @@ class Server:
             bind_to(self._socket, self._endpoint)
             self._state_saver = self._make_state_saver()
             self._make_service()
-            self._meter = None if tell is None else TableMeter(self._store, self._steps, tell, self._numbers)
+            self._meter = None if emit is None else TableMeter(self._store, self._steps, emit, self._numbers)
             self._checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
+            self._attended = self._verified = time.monotonic()
             self._clock = TableClock(time.monotonic(), time.time())
             undo.pop_all()
 
@@ -248,8 +248,8 @@ class Server:
         for table in sparse:
             if lost := table.sweep():
                 glog(
-                    f"WARNING: {lost} rows of {table.spec.name!r} in {opened.folder.where} were removed: "
-                    "this server's share of the table's bound is full; raise max_rows or max_bytes"
+                    f"WARNING: removed {lost} rows of {table.spec.name!r} in {opened.folder.where}, because "
+                    "this server's share of the table's bound is full. Raise max_rows or max_bytes."
                 )
         rows = sum(map(len, sparse))
         glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
@@ -309,12 +309,15 @@ class Server:
         if self._service.shrinking:
             self._send(self._service.shrink_some(self._reachable))
         if not self._quiet and (checked := self._checks.due(now)) is not None:
-            changes = self._store.changes
+            changes, self._attended = self._store.changes, now
             self._service.pass_time(*self._clock.read(now, wall))
             if self._meter is not None and self._store.changes > changes:
                 self._meter.active = True
             self._send(self._service.tick(self._reachable, checked))
             self._save_state()
+        if now - self._verified >= _CHECK_INTERVAL_S:
+            self._verified = now
+            self._service.verify(now - self._attended)
 
     def _drain_wakeups(self) -> bool:
         """Return True if SIGTERM arrived. Otherwise a write has ended, so retry the requests that may wait
@@ -333,7 +336,7 @@ class Server:
             self._state_saver.update(self._members, self._store, self._steps, may_cut=may_cut)
 
     def _numbers(self) -> Numbers:
-        """Return the numbers of the whole server, for its meter."""
+        """Return the step of this server and the numbers of its saved state, for its meter."""
         kept = {} if self._state_saver is None else self._state_saver.numbers()
         return {"step": self._steps.step, **kept}
 

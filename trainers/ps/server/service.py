@@ -15,18 +15,20 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fleetrun.aliases import Callback
 from trainers.data.positions import Records, decode_records
 from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
+from trainers.ps.server.checks import check_duties
+from trainers.ps.server.collectives import Collectives
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
+from trainers.ps.server.pushes import Gradient
 from trainers.ps.server.saving import SaveRequest, SaveRunner, SaveTurns, Sender
 from trainers.ps.server.steps import Steps
-from trainers.ps.server.store import Gradient, Store
+from trainers.ps.server.store import Store
 from trainers.ps.server.versions import OF_PUBLISHER, Versions, done_with
 from trainers.ps.tables.spec import FullError
-from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, text_part
+from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, route_of, text_part
 
 MAX_PENDING = 4096
 """The most pending requests of one trainer."""
@@ -36,10 +38,6 @@ _STEP_KINDS = (Kind.PULL, Kind.PUSH, Kind.LOOK)
 """Kinds of requests that unblock other requests only if they complete a step."""
 _WAITING_REPEATS = 2
 """A trainer that has repeated a request this often is not computing."""
-
-ANY_GATHER = 0
-"""The count of a trainer that has completed no gather. It joins the current gather of the others."""
-_MAX_GATHER = 1 << 62
 
 _MOST_LOOKED = 1000
 """The most keys in a LOOK."""
@@ -116,6 +114,13 @@ class Service:
         expire.
         """
         return not (self._pending or self._saving.requester or self._store.expires)
+
+    def verify(self, unattended: float) -> None:
+        """Check the state of this server in constant time. `unattended` is the time in seconds since the last
+        `tick`. Raises BrokenError.
+        """
+        check_duties(unattended, bool(self._pending or self._saving.requester), self._store.budgets)
+        self._store.verify()
 
     def handle(self, route: bytes, request: Message, reachable: Reachable) -> list[Outgoing]:
         """Return replies to this request, and to pending requests that it has unblocked."""
@@ -212,11 +217,12 @@ class Service:
         )
 
     def replay(self, request: Message) -> None:
-        """Apply a recorded request. Raise Refusal if this job cannot have recorded it."""
+        """Apply a recorded request. Raises Refusal if this job cannot have recorded it."""
         recording, self._record = self._record, _record_nothing
         try:
             if request.kind is Kind.HELLO:
-                self._join(b"", request)
+                # The trainer may be waiting, so that it sends nothing for a while.
+                self._join(route_of(f"trainer {request.rank}", request.incarnation), request)
             elif request.kind is Kind.READY:
                 self._check_source(request.text if request.parts else "")
                 self._store.ready = True
@@ -262,9 +268,9 @@ class Service:
         if job != self._job:
             raise Refusal(
                 Code.MISMATCH,
-                f"trainer {request.rank} runs {job!r}, this server {self._job!r}; set the same strategy on "
-                "both, before fleet.is_server() is called, unless that trainer is left over from an "
-                "earlier start",
+                f"trainer {request.rank} runs {job!r}, but this server runs {self._job!r}. Set the same "
+                "strategy on both before fleet.is_server() is called. If the trainer is from an earlier "
+                "start of the job, end it",
             )
         if not self._members.may_join(request, reachable):
             return None
@@ -313,8 +319,8 @@ class Service:
         if recorded != source:
             raise Refusal(
                 Code.MISMATCH,
-                f"its tables began with {recorded or 'initial values'} and would now begin with "
-                f"{source or 'initial values'}. Pass to fleet.init_server() what was passed then",
+                f"this server's tables started with {recorded or 'initial values'}, but would now start "
+                f"with {source or 'initial values'}. Pass the former arguments to fleet.init_server()",
             )
 
     def _open(self, member: Member, request: Message) -> Message | None:
@@ -369,8 +375,7 @@ class Service:
 
     def _values(self, member: Member, request: Message, number: int, parts: Sequence[Part]) -> Message | None:
         """Return the values as of step `number`, or None while they are not available."""
-        if not self._steps.may_pull(member, number, self._members.active()):
-            self._refuse_if_lost()
+        if not self._has_reached(member, number):
             return None
         counts = self._store.counts_pulls(parts)
         if counts and request.sequence in member.counted:
@@ -411,7 +416,7 @@ class Service:
             raise Refusal(Code.BAD_MESSAGE, "a LOOK needs the name of a table and keys")
         keys = request.parts[1].data.numpy()
         if len(keys) > _MOST_LOOKED:
-            raise Refusal(Code.BAD_MESSAGE, f"a LOOK for {len(keys)} keys; at most {_MOST_LOOKED}")
+            raise Refusal(Code.BAD_MESSAGE, f"a LOOK has {len(keys)} keys; the most are {_MOST_LOOKED}")
         try:
             found = json.dumps(self._store.look(request.text, keys))
         except OSError as error:  # an error of rows on disk
@@ -442,10 +447,7 @@ class Service:
 
     def _save(self, member: Member, request: Message) -> Message | None:
         self._require_ready()
-        if not self._steps.may_pull(member, request.number, self._members.active()):
-            self._refuse_if_lost()
-            return None
-        if self._store.shrinking:
+        if not self._has_reached(member, request.number) or self._store.shrinking:
             return None
         save = SaveRequest.decode(request.text)
         requester, state = _sender(request), (self._steps.step, self._store.changes)
@@ -456,8 +458,7 @@ class Service:
         self._refuse_if_not_its_turn(requester)
         if not self._saving.known(save.id):  # if the tables are cut, the cut is made now
             self._turns.state = state
-        record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
-        return done_with(request, record)
+        return done_with(request, self._saving.run(save, requester, list(self._store.tables.values())))
 
     def _saved(self, member: Member, request: Message) -> Message:
         """End a save that was committed or abandoned, or end a turn to save."""
@@ -467,19 +468,18 @@ class Service:
 
     def _refresh(self, member: Member, request: Message) -> Message | None:
         self._require_ready()
-        if not self._steps.may_pull(member, request.number, self._members.active()):
-            self._refuse_if_lost()
+        if not self._has_reached(member, request.number):
             return None
         return self._versions.refresh(request)
 
     def _abandon_orphaned_save(self) -> None:
         """Abandon the running save if its trainer has gone, because nobody else will commit it."""
         self._end_orphaned_turn()
-        if self._saving.requester is not None and self._is_gone(self._saving.requester):
+        if self._saving.requester is not None and self._has_left(self._saving.requester):
             self._saving.abandon()
 
     def _end_orphaned_turn(self) -> None:
-        if self._turns.holder is not None and self._is_gone(self._turns.holder):
+        if self._turns.holder is not None and self._has_left(self._turns.holder):
             self._turns.end(self._turns.id, saved=False)
 
     def _refuse_if_not_its_turn(self, requester: Sender) -> None:
@@ -488,9 +488,9 @@ class Service:
         """
         holder = self._turns.holder
         if holder not in (None, requester):
-            raise Refusal(Code.FAILED, f"trainer {holder[0]} is saving; one trainer saves at a time")
+            raise Refusal(Code.FAILED, f"trainer {holder[0]} is saving; one trainer can save at a time")
 
-    def _is_gone(self, sender: Sender) -> bool:
+    def _has_left(self, sender: Sender) -> bool:
         rank, incarnation = sender
         lost = {member.rank for member in self._members.lost()}
         return self._members.incarnation(rank) != incarnation or rank in lost
@@ -522,6 +522,13 @@ class Service:
         if not self._store.ready:
             raise Refusal(Code.NOT_READY, "trainer 0 has not sent the initial values yet")
 
+    def _has_reached(self, member: Member, number: int) -> bool:
+        """Return True if values as of step `number` are available. Raises Refusal if they never will be."""
+        reached = self._steps.may_pull(member, number, self._members.active())
+        if not reached:
+            self._refuse_if_lost()
+        return reached
+
     def _refuse_if_lost(self) -> None:
         """Raise Refusal if a trainer is lost, instead of waiting for it."""
         if self._members.lost(may_return=self._may_return):
@@ -551,7 +558,7 @@ class PendingRequest:
 
     route: bytes
     request: Message
-    repeats: int = 0
+    repeats: int
 
 
 class PendingRequests:
@@ -623,7 +630,8 @@ class PendingRequests:
         if len(waits) < 2 or not all(member.rank in barrier | gather | step for member in active):
             return None
         return (
-            f"{', '.join(waits)}: none can continue. All trainers must make these calls after the same steps"
+            f"{', '.join(waits)}, so no trainer can continue. All trainers must make these calls after the "
+            "same steps"
         )
 
 
@@ -631,98 +639,12 @@ def _listed(ranks: Collection[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-class Collectives:
-    """Barriers and gathers of all trainers. Each method answers one kind of request, and None means later.
-    `refuse_if_lost` raises Refusal when a trainer is lost. A gather ends when every trainer has contributed.
-    Its answer is kept until the next gather ends, for trainers that did not receive it. The trainers count
-    their gathers. After a server restart during a gather, trainers that have completed it have another count
-    than trainers that have not.
-    """
-
-    def __init__(self, members: Members, record: Callable[[Message], None], refuse_if_lost: Callback) -> None:
-        self._members = members
-        self._record = record
-        self._refuse_if_lost = refuse_if_lost
-        self._contributions: dict[int, Message] = {}
-        self._answered: dict[int, Message] = {}
-        self._result: tuple[Part, ...] = ()
-        self._next = 1
-
-    def barrier(self, member: Member, request: Message) -> Message | None:
-        """Answer when all active trainers have reached the barrier."""
-        if request.number > member.barrier:
-            self._record(request)
-            member.barrier = request.number
-        if all(other.barrier >= request.number for other in self._members.active()):
-            return request.reply(Kind.DONE)
-        self._refuse_if_lost()
-        return None
-
-    def gather(self, member: Member, request: Message) -> Message | None:
-        """Return the contribution of each trainer as one TEXT part each. Raise Refusal if a trainer has
-        finished, or if the sender is at another gather than the others.
-        """
-        if _same(self._answered.get(member.rank), request):
-            return self._answer(request)
-        if [part.field for part in request.parts] != [Field.TEXT] or request.number > _MAX_GATHER:
-            raise Refusal(Code.BAD_MESSAGE, "a GATHER needs exactly one TEXT part")
-        if finished := [other.rank for other in self._members if other.finished]:
-            raise Refusal(
-                Code.TRAINER_LOST,
-                f"trainer {finished[0]} has called fleet.stop_worker() and contributes nothing",
-            )
-        self._contributions[member.rank] = request
-        contributions = [
-            self._contributions[other.rank] for other in self._members if self._contributed(other)
-        ]
-        _require_same_gather({each.number for each in contributions} - {ANY_GATHER})
-        if len(contributions) < len(self._members):
-            self._refuse_if_lost()
-            return None
-        self._result = tuple(each.parts[0] for each in contributions)
-        self._answered, self._contributions = self._contributions, {}
-        self._next = max(1, *(each.number for each in contributions)) + 1
-        return self._answer(request)
-
-    def reset(self) -> None:
-        """Drop the contributions to an unfinished gather, because its trainers have stopped waiting."""
-        self._contributions = {}
-
-    def awaited(self, request: Message) -> Sequence[Member]:
-        """Return the trainers that this request waits for."""
-        if request.kind is Kind.BARRIER:
-            return [other for other in self._members.active() if other.barrier < request.number]
-        return [other for other in self._members if not self._contributed(other)]
-
-    def _contributed(self, member: Member) -> bool:
-        """Return True if this incarnation of the trainer has contributed."""
-        contribution = self._contributions.get(member.rank)
-        return contribution is not None and contribution.incarnation == member.incarnation
-
-    def _answer(self, request: Message) -> Message:
-        return request.reply(Kind.DATA, number=self._next, parts=self._result)
-
-
-def _require_same_gather(counts: set[int]) -> None:
-    if len(counts) > 1:
-        raise Refusal(
-            Code.MISMATCH,
-            f"some trainers are at gather {min(counts)} and others at gather {max(counts)}: this server was "
-            "restarted in between and has lost what some of them contributed",
-        )
-
-
-def _same(one: Message | None, other: Message) -> bool:
-    """Return True if both are the same request, sent twice."""
-    return one is not None and (one.incarnation, one.sequence) == (other.incarnation, other.sequence)
-
-
 def _sender(request: Message) -> Sender:
     return (request.rank, request.incarnation)
 
 
 def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]]:
-    """Return the stream records of a push, and its other parts. Raise Refusal."""
+    """Return the stream records of a push, and its other parts. Raises Refusal."""
     if not parts or parts[0].field is not Field.RECORDS:
         return [], parts
     try:

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,14 +27,29 @@ from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.durable.journal import DurabilityError, FolderError, Fsync, JournalFullError
+from trainers.ps.kernels.eviction import TOTAL
 from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.positions import Positions
+from trainers.ps.server.pushes import Gradient, StepPushes
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
-from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
+from trainers.ps.server.store import Overlay, Store
 from trainers.ps.tables.run import Spans
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import FullError, torch_memory
-from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, decode, encode, text_part
+from trainers.ps.wire import (
+    Buffer,
+    Code,
+    Field,
+    Kind,
+    Message,
+    Part,
+    WireError,
+    decode,
+    encode,
+    route_of,
+    text_part,
+)
 
 # ---- Convert members, step and pending pushes to bytes and back.
 
@@ -42,6 +57,8 @@ _LENGTH = struct.Struct("<I")
 _LONG = struct.Struct("<IQ")
 _LONG_FROM = 0xFFFFFFFF
 _VERSION = 3
+_SUMMARY_EVERY = 1024
+"""The number of records of a write-ahead log from one summary of the tables to the next."""
 _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", "finished", "left")
 
 
@@ -73,12 +90,12 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
 
 
 def table_names(blob: bytes) -> dict[int, str]:
-    """Return the name of each table by its number. Raise StateError."""
+    """Return the name of each table by its number. Raises StateError."""
     return {int(number): str(name) for number, name in _header(blob)["tables"].items()}
 
 
 def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> None:
-    """Restore the result of `dump_state`. Tables are loaded separately. Raise StateError."""
+    """Restore the result of `dump_state`. Tables are loaded separately. Raises StateError."""
     header = _header(blob)
     try:
         members.restore([_load_member(each) for each in header["members"]], header["start"])
@@ -108,7 +125,7 @@ def _dump_member(member: Member) -> Document:
     return {**plain, "applied": _dump_numbers(member.applied), "counted": _dump_numbers(member.counted)}
 
 
-def _dump_numbers(applied: SequenceSet) -> list[Any]:
+def _dump_numbers(applied: SequenceSet) -> list[object]:
     return [applied.floor, sorted(applied.numbers)]
 
 
@@ -119,8 +136,9 @@ def _load_numbers(content: list[Any]) -> SequenceSet:
 
 def _load_member(content: Document) -> Member:
     plain = {name: content[name] for name in _PLAIN if name != "rank"}
+    rank, incarnation = content["rank"], content["incarnation"]
     return dataclasses.replace(
-        Member(content["rank"]),
+        Member(rank, b"" if incarnation is None else route_of(f"trainer {rank}", incarnation)),
         applied=_load_numbers(content["applied"]),
         counted=_load_numbers(content["counted"]),
         **plain,
@@ -248,6 +266,15 @@ def apply_new_trainers(record: Message, members: Members, steps: Steps) -> None:
     members.replace([step] * count, record.text)
 
 
+def summary_of(store: Store, steps: Steps) -> str:
+    """Describe the tables, as a server that applies the same requests again must find them."""
+    every = store.tables.values()
+    free = sum(len(each) for each in every if isinstance(each, SparseTable) and each.budget is None)
+    bounded = sum(int(each.uses.clock[TOTAL]) for each in store.budgets if not each.on_disk)
+    updates = sum(each.step for each in every)
+    return f"step {steps.step}, {updates} updates, {free} rows, and bounded rows of cost {bounded}"
+
+
 class StateSaver:
     """Save the state of one server in a directory, and recover it.
 
@@ -265,6 +292,8 @@ class StateSaver:
         self._only_snapshots = fsync is None
         self._incarnations: list[int | None] = []
         self._recovered = False
+        self._summary: Callable[[], str] = str
+        self._unsummarized = 0
         self._cut_at: float | None = None
         self._snapshot_at: float | None = None
 
@@ -281,9 +310,12 @@ class StateSaver:
         """Restore the service from the directory, and continue with this number of trainers of this start of
         the job.
 
-        Raise FolderError if the directory cannot be used, or FullError if memory is too small.
+        Raises FolderError if the directory cannot be used, or FullError if memory is too small.
         """
         self._replay(service, members, store, steps)
+        self._summary = lambda: "" if store.shrinking else summary_of(store, steps)
+        if self._only_snapshots and self._recovered:
+            steps.lose_pushes([member.rank for member in members])
         former = len(members)
         if (former, members.start) == (trainers, start):
             return
@@ -295,7 +327,7 @@ class StateSaver:
         apply_new_trainers(record, members, steps)
         if former != trainers:
             step = next(iter(members)).step
-            glog(f"the job had {former} trainers and has {trainers} now: they begin at step {step}")
+            glog(f"the job had {former} trainers and now has {trainers}. They start at step {step}")
 
     def _replay(self, service: Service, members: Members, store: Store, steps: Steps) -> None:
         started, records = time.monotonic(), 0
@@ -310,6 +342,12 @@ class StateSaver:
                 record = decode(frames, stored=True)
                 if record.kind is Kind.TRAINERS:
                     apply_new_trainers(record, members, steps)
+                elif record.kind is Kind.SUMMARY:
+                    if record.text != (found := summary_of(store, steps)):
+                        raise StateError(
+                            f"after {records} records of the write-ahead log, the tables have {found}, but "
+                            f"they had {record.text} when it was written"
+                        )
                 else:
                     service.replay(record)
                 records += 1
@@ -324,16 +362,23 @@ class StateSaver:
 
     def _unusable(self, error: Exception) -> Exception:
         if isinstance(error, FullError) or (isinstance(error, Refusal) and error.code is Code.NO_MEMORY):
-            return FullError(f"{error}. The saved state in {self._folder} is intact")
+            return FullError(f"{error}. The saved state in {self._folder} is intact.")
         return FolderError(
-            f"the saved state of this server cannot be used: {error}; remove {self._folder} to start over"
+            f"The saved state of this server cannot be used: {error}. Remove {self._folder} to start over."
         )
 
     def record(self, request: Message) -> None:
         """Append a request that changes the state to the write-ahead log. After the call, the server may
-        acknowledge the request. Raise Refusal if the disk is full.
+        acknowledge the request. A summary precedes some pushes. All earlier records are applied then.
+        Raises Refusal if the disk is full.
         """
+        self._unsummarized += 1
         try:
+            due = self._unsummarized > _SUMMARY_EVERY and request.kind is Kind.PUSH
+            if due and (text := self._summary()):
+                summary = Message(kind=Kind.SUMMARY, parts=(text_part(text),))
+                self._durable.append(encode(summary, stored=True))
+                self._unsummarized = 0
             self._durable.append(encode(request, stored=True))
         except JournalFullError as error:
             raise Refusal(Code.FAILED, str(error)) from error
@@ -373,7 +418,7 @@ class StateSaver:
     def close(self, *, over: bool) -> None:
         """Release the directory, or remove it when the job has ended.
 
-        Raise DurabilityError if the last records could not be made durable. After the end of the job, they
+        Raises DurabilityError if the last records could not be made durable. After the end of the job, they
         are not needed.
         """
         if not over:
@@ -382,7 +427,7 @@ class StateSaver:
         try:
             self._durable.discard()
         except DurabilityError as error:
-            glog(f"the job is over, but its saved state is still there: {error}; remove {self._folder}")
+            glog(f"The job has ended, but its saved state remains: {error}. Remove {self._folder}.")
 
     def _end_snapshot(self) -> None:
         task = self._durable.end_snapshot()
@@ -397,4 +442,4 @@ class StateSaver:
             self._log_failure(error)
 
     def _log_failure(self, error: Exception) -> None:
-        glog(f"a snapshot failed; the next attempt is in {self._interval:g} s: {error}")
+        glog(f"A snapshot failed: {error}. The next attempt is in {self._interval:g} s.")

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from fleetrun.aliases import Clock
 from trainers.ps.server.members import Member, Refusal
-from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
+from trainers.ps.server.pushes import Gradient, StepPushes
+from trainers.ps.server.store import Overlay, Store
 from trainers.ps.wire import Code, Part
 
 _LAST_PUSHES = 1024
@@ -39,8 +40,8 @@ class Steps(Protocol):
     def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
         """Return True if a push of step `number` would be new.
 
-        `new` is True if its stream records are new, or None without records. Raise Refusal if the push is too
-        early, or if its step precedes these records.
+        `new` is True if its stream records are new, or None without records. Raises Refusal if the push is
+        too early, or if its step precedes these records.
         """
 
     def may_push(self, member: Member, number: int) -> bool:
@@ -64,7 +65,7 @@ class Steps(Protocol):
     ) -> None:
         """Ensure that there is memory for the rows that this push of a member, or its end, will apply.
 
-        Call it before the push is recorded. Raise Refusal if memory is missing.
+        Call it before the push is recorded. Raises Refusal if memory is missing.
         """
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
@@ -96,6 +97,10 @@ class Steps(Protocol):
         """
         return
 
+    def lose_pushes(self, ranks: Collection[int]) -> None:
+        """Record that this server may have lost pushes of these trainers, because it recovered a snapshot."""
+        return
+
 
 class SyncSteps(Steps):
     """Apply a step when every active trainer has pushed or skipped it.
@@ -119,15 +124,16 @@ class SyncSteps(Steps):
             if new:
                 raise Refusal(
                     Code.MISMATCH,
-                    f"trainer {member.rank} pushed records that are not counted here as step {number}, and "
-                    f"this server is at step {member.step} of it: servers have lost different parts of "
-                    "their logs, or other batches were trained than before",
+                    f"trainer {member.rank} pushed records as step {number}, but this server has not "
+                    f"counted these records and is at step {member.step} of that trainer. Either servers "
+                    "lost different parts of their write-ahead logs, or the trainer used other batches than "
+                    "before the restart",
                 )
             return False
         if number != self.step or member.finished:
             raise Refusal(
                 Code.BAD_STEP,
-                f"trainer {member.rank} pushed step {number}; this server is at step {self.step}",
+                f"trainer {member.rank} pushed step {number}, but this server is at step {self.step}",
             )
         return True
 
@@ -154,9 +160,9 @@ class SyncSteps(Steps):
                     raise Refusal(
                         Code.MISMATCH,
                         f"trainer {member.rank} pushed step {number} of {name!r} with learning rate "
-                        f"{mine[table]!r}, and trainer {rank} with {lr!r}. In sync training all trainers "
-                        "need the same rate in a step: change it after the same steps on all of them, "
-                        "also on a trainer that was restarted (fleet.resume_step())",
+                        f"{mine[table]!r}, but trainer {rank} pushed it with {lr!r}. In sync training, all "
+                        "trainers must use the same rate in a step. Change the rate after the same steps on "
+                        "all trainers. After a restart, use fleet.resume_step() to find the rate",
                     )
 
     def make_room(
@@ -223,6 +229,8 @@ class AsyncSteps(Steps):
         self._pulled: dict[int, dict[int, tuple[int, float]]] = {}
         """The server's step and the time, by rank and step of a trainer."""
         self.staleness: deque[tuple[int, float]] = deque(maxlen=_LAST_PUSHES)
+        self._lost: set[int] = set()
+        """The ranks whose last pushes may be lost. Their next pull shows their step."""
         self.step = 0
 
     @property
@@ -244,7 +252,13 @@ class AsyncSteps(Steps):
         self.step += 1
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
+        if member.rank in self._lost:  # otherwise this trainer would wait for the lost pushes
+            self._lost.remove(member.rank)
+            member.step = max(member.step, number)
         return not self.awaited(active, number)
+
+    def lose_pushes(self, ranks: Collection[int]) -> None:
+        self._lost = set() if self._max_staleness is None else set(ranks)
 
     def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
         pulled = self._pulled.setdefault(member.rank, {})

@@ -1,5 +1,5 @@
 """Hold the tables of one server, and handle the parts of messages that use them. These are gradients of a
-push, their average over trainers, and values of a pull.
+push, and values of a pull.
 
 The tables are made once from the trainers' specs, so all trainers must describe the same model. `steps`
 decides when a push is applied.
@@ -8,13 +8,13 @@ decides when a push is applied.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
-from trainers.ps.kernels.batch import all_finite, array_of, merge_runs
+from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.eviction import TOTAL
 from trainers.ps.saves.manifest import Loaded
+from trainers.ps.server.checks import check_row
 from trainers.ps.server.members import Refusal
+from trainers.ps.server.pushes import Gradient
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.looking import look
@@ -52,149 +54,8 @@ from trainers.ps.tables.spec import (
     TableError,
     TableSpec,
 )
-from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
+from trainers.ps.wire import MAX_PART_BYTES, Code, Field, Part
 from trainers.storage.errors import LoadError
-
-
-class Gradient(NamedTuple):
-    """The gradient of a run of tables in a push. `table` is the first table of the run. Dense blocks have
-    `sizes`, and `values` is (sum of sizes,). Sparse tables have `keys` (n,), `values` (n, dim), `spans` (see
-    `tables.run`, None if all keys are of one table) and perhaps `stats` (n, 2). If `written`, the `values`
-    replace the values of dense blocks before gradients are applied.
-    """
-
-    table: int
-    values: Tensor
-    keys: Tensor | None
-    lr: float
-    stats: Tensor | None = None
-    sizes: Sequence[int] = ()
-    spans: Spans | None = None
-    written: bool = False
-
-    def blocks(self) -> Sequence[Gradient]:
-        """Return one gradient for each table."""
-        if self.keys is None:
-            if len(self.sizes) < 2:
-                return (self,)
-            shares = self.values.split_with_sizes(self.sizes)
-            return [
-                self._replace(table=table, values=share, sizes=())
-                for table, share in enumerate(shares, self.table)
-            ]
-        if self.spans is None:
-            return (self,)
-        starts = starts_of(self.spans).tolist()
-        return [
-            Gradient(
-                self.table + number,
-                self.values[start:stop],
-                self.keys[start:stop],
-                self.lr,
-                None if self.stats is None else self.stats[start:stop],
-            )
-            for number, (start, stop) in enumerate(pairwise(starts))
-            if self.spans[number] != NOT_IN
-        ]
-
-    def tables(self) -> range:
-        """Return the numbers of the tables."""
-        count = len(self.sizes) if self.spans is None else len(self.spans)
-        return range(self.table, self.table + max(1, count))
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """A value that is equal for gradients of a run that can be added."""
-        if self.keys is None:
-            return self.values.shape[0], self.written
-        return self.stats is None, (self.each == NOT_IN).tobytes()
-
-    @property
-    def each(self) -> Spans:
-        """The spans, also for one table."""
-        assert self.keys is not None
-        return np.array([self.keys.shape[0]]) if self.spans is None else self.spans
-
-
-class StepPushes:
-    """The pushes of one step, one for each trainer. They stay separate until all have arrived, and are then
-    added in rank order. The result therefore does not depend on the order of arrival.
-    """
-
-    def __init__(self) -> None:
-        self._pushes: dict[int, Sequence[Gradient]] = {}
-        self.overflowed: set[int] = set()
-        """The ranks whose gradients were not finite. If there are any, the step changes nothing."""
-
-    @property
-    def by_rank(self) -> Mapping[int, Sequence[Gradient]]:
-        return MappingProxyType(self._pushes)
-
-    def add(self, rank: int, push: Sequence[Gradient] | None) -> None:
-        """Add a push. None means that its gradients were not finite."""
-        if push is None:
-            self.overflowed.add(rank)
-        self._pushes[rank] = push or ()
-
-    def ranks(self) -> Collection[int]:
-        return self._pushes.keys()
-
-    def average(self) -> list[Gradient]:
-        """Return for each table the sum over trainers, divided by their number. A trainer without a gradient
-        for a table counts as zero. The learning rate comes from the lowest rank with a gradient for the
-        table, because rates differ at most in their last digits. Written values come first, also from the
-        lowest rank.
-        """
-        pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
-        if self.overflowed:
-            pushes = [[each for each in push if each.written] for push in pushes]
-        if not _same_runs(pushes):
-            # Some trainers used other tables than others, or grouped the tables differently.
-            pushes = [[one for each in push for one in each.blocks()] for push in pushes]
-        return sorted(_means(pushes), key=lambda each: not each.written)
-
-
-def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
-    """Return True if all trainers have gradients for the same runs and tables, at the same rates."""
-    shapes = [[(each.table, each.lr, *each.shape) for each in push] for push in pushes]
-    return all(shape == shapes[0] for shape in shapes)
-
-
-def _means(pushes: Sequence[Sequence[Gradient]]) -> list[Gradient]:
-    by_table: dict[tuple[int, bool], list[Gradient]] = {}
-    for push in pushes:
-        for gradient in push:
-            by_table.setdefault((gradient.table, gradient.written), []).append(gradient)
-    return [_mean(gradients, len(pushes)) for gradients in by_table.values()]
-
-
-def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
-    first = gradients[0]
-    if trainers == 1 or first.written:
-        return first
-    if first.keys is None:
-        values = first.values.clone()
-        for gradient in gradients[1:]:
-            values.add_(gradient.values)
-        return first._replace(values=values.div_(trainers))
-    pieces = [(each.each, each.keys, each.values) for each in gradients if each.keys is not None]
-    spans, keys, values = merge_runs(pieces)
-    stats = [
-        (each.each, each.keys, each.stats)
-        for each in gradients
-        if each.keys is not None and each.stats is not None
-    ]
-    # These are the same keys in the same order, because merge_runs numbers them by first appearance.
-    counted = merge_runs(stats)[2] if len(stats) == len(gradients) else None
-    return Gradient(
-        first.table,
-        values.div_(trainers),
-        keys,
-        first.lr,
-        counted,
-        spans=None if first.spans is None else spans,
-    )
-
 
 # ---- Parts that belong together are perhaps SPANS, then KEYS, then ROWS, then perhaps STATS. A VALUES part
 # may cover several dense blocks.
@@ -208,7 +69,7 @@ def sort_parts(
     """Return the gradients of a message, and the parts that request values (WANT, and KEYS without ROWS after
     them). There is one gradient for each run of dense blocks and for each KEYS + ROWS (+ STATS). `table`
     finds a table by its number, and `run` finds a run by its first block and its elements. Both raise
-    Refusal. Raise Refusal for parts in the wrong order.
+    Refusal. Raises Refusal for parts in the wrong order.
     """
     gradients: list[Gradient] = []
     requests: list[Part] = []
@@ -238,7 +99,7 @@ _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
 
 
 def spans_of(part: Part, table: int, keys: Tensor) -> Spans:
-    """Return the spans of the keys of the run that starts with `table`. Raise Refusal if they do not fit."""
+    """Return the spans of the keys of the run that starts with `table`. Raises Refusal if they do not fit."""
     spans: Spans = part.data.numpy()
     if part.table != table:
         raise Refusal(Code.BAD_MESSAGE, f"the SPANS part of table {part.table} is in the wrong place")
@@ -249,12 +110,12 @@ def spans_of(part: Part, table: int, keys: Tensor) -> Spans:
 
 def _with_stats(gradient: Gradient, part: Part) -> Gradient:
     if gradient.keys is None or part.data.shape != (gradient.keys.shape[0], 2):
-        raise Refusal(Code.BAD_SHAPE, f"the statistics have shape {list(part.data.shape)}")
+        raise Refusal(Code.BAD_SHAPE, f"the statistics have the invalid shape {list(part.data.shape)}")
     return gradient._replace(stats=part.data)
 
 
 def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> DenseRun:
-    """Return the dense blocks from `first` on that so many elements fill. Raise Refusal for other numbers."""
+    """Return the dense blocks from `first` that so many elements fill. Raises Refusal for other numbers."""
     blocks: list[DenseTable] = []
     left = elements
     while left or not blocks:
@@ -329,7 +190,8 @@ class Store:
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
         self._lines = Lines({})
-        self._budgets: Sequence[Budget] = ()
+        self.budgets: deque[Budget] = deque()
+        """The budgets of all tables, each once."""
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
         """Runs by their first table and their number of elements."""
@@ -348,6 +210,7 @@ class Store:
         """The number of changes of the tables, without changes by steps."""
         self.expires = False
         """True if rows have a time to live."""
+        self._check_push = False
 
     @property
     def tables(self) -> Mapping[int, AnyTable]:
@@ -375,7 +238,7 @@ class Store:
                 raise Refusal(
                     Code.MISMATCH,
                     f"trainer {rank} has another model or optimizer: its table {number} is "
-                    f"{specs.get(number)}; on this server it is {mine.get(number)}",
+                    f"{specs.get(number)}, but on this server it is {mine.get(number)}",
                 )
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:
@@ -402,8 +265,8 @@ class Store:
         self._runs.clear()
         self._wanted.clear()
         sparse = [each for each in tables.values() if isinstance(each, SparseTable)]
-        self._budgets = list(dict.fromkeys(budget for each in sparse for budget in each.budgets))
-        self.expires = any(budget.bound.ttl_s for budget in self._budgets)
+        self.budgets = deque(dict.fromkeys(budget for each in sparse for budget in each.budgets))
+        self.expires = any(budget.bound.ttl_s for budget in self.budgets)
         self._counting = frozenset(
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
         )
@@ -419,8 +282,8 @@ class Store:
 
     def look(self, name: str, keys: Keys) -> dict[str, list[Any]]:
         """Return `rows` of the sparse table with this name, one for each key (see `tables.looking`). Change
-        nothing. If the table does not exist, return the names of all sparse tables in `tables`. Raise OSError
-        for disk errors.
+        nothing. If the table does not exist, return the names of all sparse tables in `tables`. Raises
+        OSError for disk errors.
         """
         sparse = {each.spec.name: each for each in self._tables.values() if isinstance(each, SparseTable)}
         return {"rows": look(sparse[name], keys)} if name in sparse else {"tables": sorted(sparse)}
@@ -453,7 +316,7 @@ class Store:
         """
         overlay = overlay or _NO_OVERLAY
         if len(parts) > _MAX_REQUESTS:
-            raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} requests for values in one message")
+            raise Refusal(Code.BAD_MESSAGE, f"a message contains {len(parts)} requests for values")
         answers, spans = [], None
         for part in parts:
             if part.field is Field.SPANS:
@@ -502,7 +365,7 @@ class Store:
         return gradients
 
     def make_room(self, gradients: Sequence[Gradient], *, filtered: bool = True) -> None:
-        """Ensure memory for rows that `apply` (or, not `filtered`, `assign`) will need, or raise Refusal."""
+        """Reserve memory for rows that `apply` (without `filtered`: `assign`) will need. Raises Refusal."""
         rows = [each for each in gradients if each.keys is not None]
         runs: dict[range, list[Gradient]] = {}
         for each in rows:
@@ -527,6 +390,18 @@ class Store:
                 self._run(each.table, each.values.shape[0]).apply(each.values, each.lr)
             else:
                 self._rows_of(each).apply(each.each, each.keys, each.values, each.lr, each.stats)
+        for each in gradients:
+            if self._check_push and each.keys is not None and len(each.keys):
+                self._check_push = False
+                last = each.table + int(np.flatnonzero(each.each > 0)[-1])
+                check_row(self._tables[last], int(each.keys[-1]))
+
+    def verify(self) -> None:
+        """Check one of the budgets, and a row of the next push. Raises BrokenError."""
+        if self.budgets:
+            self.budgets[0].verify()
+            self.budgets.rotate()
+        self._check_push = True
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
         """Return the values that `apply` is about to change."""
@@ -543,13 +418,13 @@ class Store:
 
     def ticks_at(self, time: float) -> bool:
         """Return True if `tick` changes something at this time."""
-        return any(budget.ticks_at(time) for budget in self._budgets)
+        return any(budget.ticks_at(time) for budget in self.budgets)
 
     def moves_by(self, time: float, set_by: float) -> float:
         """Return the number of seconds by which the times of rows must move, after the clock was set by
         `set_by` to `time`. Rows keep their age, and no row was used in the future.
         """
-        times = [budget.time for budget in self._budgets if budget.time is not None]
+        times = [budget.time for budget in self.budgets if budget.time is not None]
         return min(set_by, time - max(times)) if times else 0.0
 
     def tick(self, time: float, moved_by: float = 0.0) -> None:
@@ -557,13 +432,13 @@ class Store:
         The times of rows first move by `moved_by` seconds.
         """
         before = self._cost()
-        for budget in self._budgets:
+        for budget in self.budgets:
             budget.move(moved_by)
             budget.tick(time)
         self.changes += self._cost() < before
 
     def _cost(self) -> float:
-        return sum(float(budget.uses.clock[TOTAL]) for budget in self._budgets)
+        return sum(float(budget.uses.clock[TOTAL]) for budget in self.budgets)
 
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
         """Return the tables to shrink with their policies. Change nothing."""
@@ -571,11 +446,11 @@ class Store:
         for part in parts:
             table = self._table(part.table)
             if part.field is not Field.VALUES or len(part.data) != len(_POLICY):
-                raise Refusal(Code.BAD_MESSAGE, f"a SHRINK has a {part.field.name} part")
+                raise Refusal(Code.BAD_MESSAGE, f"a SHRINK contains a {part.field.name} part")
             if not isinstance(table, SparseTable) or not table.spec.ages:
                 raise Refusal(
                     Code.FAILED,
-                    f"table {table.spec.name!r} has no statistics, which shrink needs; enable them with "
+                    f"table {table.spec.name!r} has no statistics, which shrink needs. Enable them with "
                     "SparseEmbedding(statistics=True) or sparse_table_configs",
                 )
             try:
@@ -612,7 +487,7 @@ class Store:
     @property
     def shrinking(self) -> bool:
         """True while tables are being shrunk, and cannot be cut, or while budgets wait for `release`."""
-        return self.slices_left or any(budget.held for budget in self._budgets)
+        return self.slices_left or any(budget.held for budget in self.budgets)
 
     @property
     def slices_left(self) -> bool:
@@ -621,14 +496,14 @@ class Store:
 
     def release(self) -> None:
         """End a shrink, so that budgets evict rows again."""
-        for budget in self._budgets:
+        for budget in self.budgets:
             budget.held = False
             budget.settle()
 
     def _table(self, number: int) -> AnyTable:
         table = self._tables.get(number)
         if table is None:
-            raise Refusal(Code.UNKNOWN_TABLE, f"table {number} is not on this server")
+            raise Refusal(Code.UNKNOWN_TABLE, f"this server has no table {number}")
         return table
 
     def _run(self, first: int, elements: int) -> DenseRun:
@@ -647,20 +522,22 @@ class Store:
         return self._sparse_run(gradient.table, 1 if gradient.spans is None else len(gradient.spans))
 
     def _sparse_run(self, first: int, count: int) -> SparseRun:
-        """Return the run. Raise Refusal for an unknown table, or KeysError for a dense one."""
+        """Return the run. Raises Refusal for an unknown table, or KeysError for a dense one."""
         if count == 1 and isinstance(table := self._table(first), DenseTable):
             raise KeysError(f"table {table.spec.name!r} is dense and has no keys")
         return self._lines.run(first, count)
 
     def _rows(self, part: Part, spans: Part | None, overlay: Overlay) -> Part:
         if part.field not in _ROW_REQUESTS:
-            raise Refusal(Code.BAD_MESSAGE, f"a PULL has a {part.field.name} part")
+            raise Refusal(Code.BAD_MESSAGE, f"a PULL contains a {part.field.name} part")
         keys = part.data
         each = np.array([keys.shape[0]]) if spans is None else spans_of(spans, part.table, keys)
         try:
             run = self._sparse_run(part.table, len(each))
-            if 4 * keys.shape[0] * run.size > MAX_FRAME_BYTES:
-                raise Refusal(Code.BAD_SHAPE, f"{len(keys)} rows of {run.size} in one answer")
+            if 4 * keys.shape[0] * run.size > MAX_PART_BYTES:
+                raise Refusal(
+                    Code.BAD_SHAPE, f"an answer cannot contain {len(keys)} rows of {run.size} values"
+                )
             rows = run.pull(each, keys, insert=part.field is Field.KEYS)
         except TableError as error:
             raise _refusal(error) from error
@@ -681,8 +558,8 @@ class Store:
             if not blocks:
                 raise Refusal(Code.BAD_MESSAGE, "a WANT part asks for no table")
             run = self._wanted[first, count] = DenseRun(blocks)
-        if 4 * sum(run.sizes) > MAX_FRAME_BYTES:
-            raise Refusal(Code.BAD_SHAPE, f"{sum(run.sizes)} values in one answer")
+        if 4 * sum(run.sizes) > MAX_PART_BYTES:
+            raise Refusal(Code.BAD_SHAPE, f"an answer cannot contain {sum(run.sizes)} values")
         values = run.values()
         for number, share in enumerate(values.split_with_sizes(run.sizes), first) if overlay.dense else ():
             if number in overlay.dense:
@@ -724,7 +601,7 @@ class Store:
         """Count skipped gradients, and log the first, the tenth, the hundredth, and so on."""
         before, self.skipped = self.skipped, self.skipped + count
         if not before or len(str(self.skipped)) > len(str(before)):
-            glog(f"left out {self.skipped} gradients of rows and dense blocks so far: NaN or infinity")
+            glog(f"skipped {self.skipped} gradients of rows and dense blocks with NaN or infinity so far")
 
 
 def _overlap(ranges: Iterable[range]) -> bool:
@@ -736,7 +613,7 @@ def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:
     specs = {}
     for part in parts:
         if part.field is not Field.SPEC:
-            raise Refusal(Code.BAD_MESSAGE, f"there is a {part.field.name} part among the table specs")
+            raise Refusal(Code.BAD_MESSAGE, f"the table specs contain a {part.field.name} part")
         try:
             specs[part.table] = TableSpec.decode(part.data.numpy().tobytes())
         except SpecError as error:

@@ -67,7 +67,7 @@ class TableReport(NamedTuple):
     hot: Mapping[str, Numbers]
 
 
-Tell: TypeAlias = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
+Emit: TypeAlias = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
 """A function that sends the three parts of a TableReport, and returns True if that was possible."""
 
 
@@ -135,9 +135,9 @@ class _Course:
 class TableMeter:
     """The meter of one server. `state` returns numbers of the server as a whole."""
 
-    def __init__(self, store: Store, steps: Steps, tell: Tell, state: Callable[[], Numbers]) -> None:
+    def __init__(self, store: Store, steps: Steps, emit: Emit, state: Callable[[], Numbers]) -> None:
         self._store, self._steps = store, steps
-        self._tell = tell
+        self._emit = emit
         self._state = state
         self._courses: dict[int, _Course] = {}
         self._random = np.random.default_rng(0)
@@ -164,8 +164,8 @@ class TableMeter:
             for each in tables.values():
                 each.begin(now)
         self._sample(tables, self._store.sampler)
-        told = self._tell(*self._report(tables, now))
-        self.active = not told or bool(self._turn) or any(each.used for each in tables.values())
+        sent = self._emit(*self._report(tables, now))
+        self.active = not sent or bool(self._turn) or any(each.used for each in tables.values())
         self._idle = not self.active
 
     def _report(self, tables: Mapping[int, _Course], now: float) -> TableReport:

@@ -49,7 +49,7 @@ class Versions:
         return before != self._life
 
     def answer(self, request: Message) -> Message | None:
-        """Return the answer to a request of OF_PUBLISHER."""
+        """Answer a request of the publisher. `request.kind` is one of OF_PUBLISHER."""
         match request.kind:
             case Kind.PUBLISH if request.parts:
                 return self._cut(request)
@@ -68,7 +68,7 @@ class Versions:
         the trainer has pushed, and the buffers that it sends.
         """
         if self._publisher is None:
-            raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
+            raise Refusal(Code.FAILED, "server 0 does not publish; set ps_configs publish on the servers")
         sender = request.rank, request.incarnation
         sequence, ticket = self._refreshes.get(sender, (0, 0))
         if request.sequence > sequence:
@@ -81,7 +81,11 @@ class Versions:
         return None if answer is None else request.reply(Kind.DONE, number=answer)
 
     def _state(self, request: Message) -> Message:
-        busy = self._store.shrinking or (self._saving.tables_in_use and not self._saving.of_version)
+        """Return the step. `request.number` is the last version that was committed. The publisher waits for
+        no version now, and a part that it has left behind must not keep trainers from saving.
+        """
+        self._saving.end_left(request.number)
+        busy = self._store.shrinking or self._saving.tables_in_use
         code = Code.NOT_READY if busy or not self._store.ready else Code.NONE
         return request.reply(Kind.DONE, number=self._steps.step, code=code, text=str(self._store.changes))
 
@@ -100,7 +104,7 @@ class Versions:
         tables = list(self._store.tables.values())
         buffers = {} if self._publisher is None else self._publisher.buffers
         cut = Message(kind=Kind.PUBLISH, parts=(text_part(version.id),))
-        follows = self._saving.publish(version, step, tables, buffers, lambda: self._record(cut))
+        follows = self._saving.publish(version, tables, buffers, lambda: self._record(cut))
         return request.reply(Kind.DONE, number=step, code=Code.NONE if follows else Code.MISMATCH)
 
     def _merge(self, request: Message) -> Message | None:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainers.errors import BrokenError
 from trainers.ps.kernels.eviction import (
     ANCIENT,
     COST_UNIT,
@@ -197,7 +198,7 @@ class Budget:
 
     @property
     def time(self) -> float | None:
-        """The time of the last tick, or None."""
+        """The time of the last tick, or None before the first tick."""
         return self._times[-1][0] if self._times else None
 
     def move(self, by: float) -> None:
@@ -228,6 +229,15 @@ class Budget:
             (time, int(level) + behind) for time, level in zip(times[::2], times[1::2], strict=True)
         )
         self._set_back(units)
+
+    def verify(self) -> None:
+        """Raise BrokenError if the total is not the sum of its cells, so the wrong rows would be evicted."""
+        total, counted = self.uses.clock[TOTAL], self.uses.cells.sum()
+        if total != counted:
+            raise BrokenError(
+                f"The budget {self.bound} has rows of cost {counted}, but counts {total:.0f}. This server "
+                "stops, because the wrong rows would be evicted. Report this with its log."
+            )
 
     def _restart(self) -> None:
         """Subtract whole turns from a clock that has run for long, and from all its measurements.

@@ -198,8 +198,8 @@ class DenseMemory:
 
 
 class DenseTable:
-    """A block of (size,) float32 that starts with zeros. It has the methods of SparseTable, with None as
-    `keys` and `stats`. See `make_dense` for `memory`.
+    """A block of (size,) float32 that starts with zeros. See `make_dense` for `memory`. Methods that
+    SparseTable has too take None as `keys`.
     """
 
     def __init__(self, spec: TableSpec, memory: DenseMemory | None = None) -> None:
@@ -215,7 +215,7 @@ class DenseTable:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         if values.shape != (self.spec.size,):
             raise ShapeError(
-                f"table {self.spec.name!r} has {self.spec.size} elements, not {list(values.shape)}"
+                f"table {self.spec.name!r} has {self.spec.size} elements, but was given {list(values.shape)}"
             )
 
     def assign(self, keys: Tensor | None, values: Tensor) -> None:
@@ -223,15 +223,7 @@ class DenseTable:
         self.check_assign(keys, values)
         self.values.copy_(values)
 
-    def revise(self, keys: Tensor | None, values: Tensor) -> None:
-        """Set new values, as `assign` does."""
-        self.assign(keys, values)
-
-    def pull(self, keys: Tensor | None = None, *, insert: bool = True) -> Tensor:
-        """Return a copy of the values, because a reply may still be in flight at the next update."""
-        if keys is not None:
-            raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
-        return self.values.clone()
+    revise = assign
 
     @property
     def values(self) -> Tensor:
@@ -243,17 +235,16 @@ class DenseTable:
         """The optimizer state itself."""
         return self.memory.state
 
-    def check(self, keys: Tensor | None, grad: Tensor, stats: Tensor | None = None) -> None:
+    def check(self, grad: Tensor) -> None:
         """Raise TableError for arguments that `apply` would refuse, and for NaN or infinity."""
-        self.check_assign(keys, grad)
-        if stats is not None:
-            raise ShapeError(f"table {self.spec.name!r} is dense and has no statistics")
+        self.check_assign(None, grad)
         if isinstance(self.spec.rule, Fixed):
             raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
         if not all_finite(grad):
-            raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
+            raise NotFiniteError(f"a gradient for table {self.spec.name!r} contains NaN or infinity")
 
-    def apply(self, keys: Tensor | None, grad: Tensor, lr: float, stats: Tensor | None = None) -> None:
+    def apply(self, grad: Tensor, lr: float) -> None:
+        """Update the block once."""
         self.memory.update(array_of(grad), self.step + 1, lr)
         self.step += 1
 
@@ -302,14 +293,14 @@ class DenseRun:
         if self._trained and all_finite(grad):
             return
         for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
-            block.check(None, share)
+            block.check(share)
 
     def apply(self, grad: Tensor, lr: float) -> None:
         """Update every block once."""
         first = self._blocks[0].step
         if self._memory is None or any(block.step != first for block in self._blocks):
             for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
-                block.apply(None, share, lr)
+                block.apply(share, lr)
             return
         self._memory.update(array_of(grad), first + 1, lr)
         for block in self._blocks:

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
-from trainers.ps.kernels.eviction import FLOORS, GONE, REMOVAL, evicted_slots, find_evicted
+from trainers.ps.kernels.eviction import EVICTED, FLOORS, REMOVAL, evicted_slots, find_evicted
 from trainers.ps.kernels.rows import (
     VALUES,
     pull,
@@ -39,10 +40,21 @@ from trainers.ps.kernels.rows import (
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.removal import BoundedRows, all_will_change
 from trainers.ps.tables.spec import FullError, TableError
-from trainers.ps.tables.storage import NOTHING_NEW, Closing, Cut, SparseRows, Storage, keys_of, split_records
+from trainers.ps.tables.storage import (
+    NOTHING_NEW,
+    Cut,
+    SparseCut,
+    SparseRows,
+    Storage,
+    keys_of,
+    split_records,
+)
+
+FilePlaces: TypeAlias = NDArray[np.uint32]
+"""The numbers of records in the file."""
 
 _PLACE, _PAGE = 4, 4096  # bytes
-_UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
+_UNREADABLE = "rows in disk_dir can no longer be read"
 _LONGEST = 1 << 43
 """The bytes of the largest file, most of which are returned to the file system. It is less than the limit of
 any file system.
@@ -59,7 +71,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked_folder(path: str) -> Path:
-    """Return the directory. Raise UsageError if files cannot be made there, or if their beginning cannot be
+    """Return the directory. Raises UsageError if files cannot be made there, or if their beginning cannot be
     freed.
     """
     try:
@@ -68,8 +80,8 @@ def checked_folder(path: str) -> Path:
             _give_back(file.fileno(), 0, _PAGE)
     except OSError as error:
         raise UsageError(
-            f"ps_configs disk_dir is {path!r}: {error.strerror}; it must be a folder on a local disk of each "
-            "server's machine, with a file system that can give back parts of a file (ext4, xfs, btrfs)"
+            f"ps_configs disk_dir is {path!r}: {error.strerror}. Use a directory on a local disk of each "
+            "server's node. Its file system must support punching holes (ext4, xfs, btrfs)"
         ) from error
     return Path(path)
 
@@ -113,24 +125,24 @@ class RowsOnDisk(BoundedRows):
         storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
         then, count = evicted_slots(storage.rows, storage.uses, before, work, found)
         records = storage.records(0, before)[found[:count]]
-        gone = keys_of(records)
+        evicted = keys_of(records)
         try:
-            self._set(gone, self._write(records))
+            self._set(evicted, self._write(records))
         except OSError as error:
             self._complain(error.strerror)
             return before, 0
         except FullError as error:
-            remove_keys(*self.places.arrays, gone)
+            remove_keys(*self.places.arrays, evicted)
             self._complain(error)
             return before, 0
-        remove_keys(*storage.arrays, gone)
+        remove_keys(*storage.arrays, evicted)
         self._clean(4 * count)
         return then, count
 
     def before_use(self, keys: Keys) -> None:
         """Bring the rows of these keys into memory. Coming from the disk counts as a use.
 
-        Raise FullError if memory is full, or OSError if the disk cannot be read. The rows then stay where
+        Raises FullError if memory is full, or OSError if the disk cannot be read. The rows then stay where
         they are.
         """
         storage, (here, places) = self._storage, self._look_up(keys)
@@ -186,11 +198,11 @@ class RowsOnDisk(BoundedRows):
             raise
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
-    def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
+    def _set(self, keys: Keys, places: FilePlaces) -> None:
         slots = self.places.insert(keys, NOTHING_NEW)  # before `column`, because this may grow the storage
         self.places.column(0).view(np.uint32)[slots] = places
 
-    def _read(self, places: NDArray[np.uint32], keys: Keys) -> Floats:
+    def _read(self, places: FilePlaces, keys: Keys) -> Floats:
         """Return the records (n, stride) at these places, which belong to these keys.
 
         This may run in any thread, because places are not returned while there is a cut.
@@ -203,14 +215,14 @@ class RowsOnDisk(BoundedRows):
         stamps, evicted = records[:, -1].copy(), np.empty(len(keys), np.bool_)
         find_evicted(keys, stamps, self.budget.uses.clock[FLOORS:], evicted)
         # Such a stamp is from before the clock restarted, because all rows here are below the floor.
-        records[~evicted, -1] = GONE
+        records[~evicted, -1] = EVICTED
         return records
 
-    def _write(self, records: Floats) -> NDArray[np.uint32]:
+    def _write(self, records: Floats) -> FilePlaces:
         """Write records after the last ones, and return their places."""
         count, start = len(records), self._tail % self._ring
         if self._tail + count - self._head > self._ring:
-            raise OSError(errno.EFBIG, "its file is full")
+            raise OSError(errno.EFBIG, "the file is full")
         before_end = min(count, self._ring - start)
         for some, place in ((records[:before_end], start), (records[before_end:], 0)):
             content = some.reshape(-1).data.cast("B") if len(some) else memoryview(b"")
@@ -251,7 +263,7 @@ class RowsOnDisk(BoundedRows):
         self._set(keys[used], again)
         return True
 
-    def _look_up(self, keys: Keys) -> tuple[Mask, NDArray[np.uint32]]:
+    def _look_up(self, keys: Keys) -> tuple[Mask, FilePlaces]:
         """Return a mask of the keys that are here, and their places."""
         storage, here = self.places, np.ones(len(keys), np.bool_)
         found, missing = np.zeros((len(keys), 1), np.float32), np.empty(len(keys), np.int64)
@@ -261,10 +273,10 @@ class RowsOnDisk(BoundedRows):
     def _complain(self, why: object) -> None:
         if time.monotonic() - self._complained >= _COMPLAIN_S:
             self._complained = time.monotonic()
-            glog(f"rows cannot move to disk_dir ({why}); they stay in memory")
+            glog(f"Rows cannot move to disk_dir ({why}), so they stay in memory.")
 
 
-class TieredCut(Closing):
+class TieredCut(SparseCut):
     """A cut of a table with rows in memory and on disk. Slots on disk come after slots in memory."""
 
     def __init__(
@@ -272,7 +284,7 @@ class TieredCut(Closing):
         storage: Storage,
         memory: Cut,
         disk: Cut,
-        read: Callable[[NDArray[np.uint32], Keys], Floats],
+        read: Callable[[FilePlaces, Keys], Floats],
         row_states: int,
     ) -> None:
         self._storage, self._memory, self._disk = storage, memory, disk

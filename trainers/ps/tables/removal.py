@@ -11,8 +11,8 @@ import numpy as np
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.eviction import (
     ANCIENT,
+    EVICTED,
     FLOORS,
-    GONE,
     REMOVAL,
     count_loaded,
     count_uses,
@@ -27,7 +27,7 @@ from trainers.ps.kernels.rows import COST, DAY, EVEN_DAY, will_change
 from trainers.ps.tables.budget import ROW_BYTES, Budget
 from trainers.ps.tables.storage import Storage, keys_of
 
-Gone = Callable[[Keys], None]
+NoteRemoved = Callable[[Keys], None]
 """A function that receives the keys of removed records."""
 
 
@@ -39,8 +39,8 @@ class PassingDay:
     far.
     """
 
-    def __init__(self, storage: Storage, policy: Floats, gone: Gone) -> None:
-        self._storage, self._policy, self._gone = storage, policy, gone
+    def __init__(self, storage: Storage, policy: Floats, note_removed: NoteRemoved) -> None:
+        self._storage, self._policy, self._note_removed = storage, policy, note_removed
         self._next = self.removed = 0
         storage.rows.numbers[DAY] ^= EVEN_DAY
 
@@ -51,21 +51,21 @@ class PassingDay:
     def pass_some(self, rows: int) -> None:
         """Let the day pass for so many more rows. At the end, return memory to the system."""
         storage = self._storage
-        gone = np.empty(min(rows, len(storage)), np.int64)
+        removed_keys = np.empty(min(rows, len(storage)), np.int64)
         self._next, removed, count = shrink(
-            *storage.arrays, storage.uses, self._policy, self._next, len(gone), gone
+            *storage.arrays, storage.uses, self._policy, self._next, len(removed_keys), removed_keys
         )
         self.removed += removed
-        self._gone(gone[:count])
+        self._note_removed(removed_keys[:count])
         if self.over:
             storage.give_back()
 
     def pass_for(self, keys: Keys) -> None:
         """Let the day pass for the rows of these keys, which are about to be used."""
-        storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = shrink_keys(*storage.arrays, storage.uses, self._policy, keys, gone)
+        storage, removed_keys = self._storage, np.empty(len(keys), np.int64)
+        count = shrink_keys(*storage.arrays, storage.uses, self._policy, keys, removed_keys)
         self.removed += count
-        self._gone(gone[:count])
+        self._note_removed(removed_keys[:count])
 
     def pass_for_last(self, rows: int) -> None:
         """Let the day pass for so many last rows, which are about to move to the places of other rows."""
@@ -93,10 +93,10 @@ class BoundedRows:
     Rows are not swept meanwhile, because rows without their day would take the places of other rows.
     """
 
-    def __init__(self, storage: Storage, budget: Budget, gone: Gone) -> None:
+    def __init__(self, storage: Storage, budget: Budget, note_removed: NoteRemoved) -> None:
         self.budget = budget
         self.day: PassingDay | None = None
-        self._storage, self._gone = storage, gone
+        self._storage, self._note_removed = storage, note_removed
         self._unswept, self._sweep_again = 0, False
         cost = 4 * storage.stride + ROW_BYTES if budget.bound.bytes else 1
         storage.bound(budget.uses, cost, evicts=not budget.on_disk)
@@ -135,14 +135,14 @@ class BoundedRows:
             stamps = records[:, -1].copy()
             evicted = np.empty(len(stamps), np.bool_)
             find_evicted(keys_of(records), stamps, self.budget.uses.clock[FLOORS:], evicted)
-            least = np.where(evicted, GONE, ANCIENT)
+            least = np.where(evicted, EVICTED, ANCIENT)
             records[:, -1] = np.where(stamps > 0, np.maximum(np.float64(stamps) - units, least), 0)
 
     def _leave(self, before: int, work: int) -> tuple[int, int]:
         """Remove evicted rows. See the kernel `sweep`."""
-        storage, gone = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
-        then, count = sweep(*storage.arrays, storage.uses, before, work, gone)
-        self._gone(gone[:count])
+        storage, removed_keys = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
+        then, count = sweep(*storage.arrays, storage.uses, before, work, removed_keys)
+        self._note_removed(removed_keys[:count])
         return then, count
 
     def before_use(self, keys: Keys) -> None:
@@ -151,9 +151,9 @@ class BoundedRows:
             return
         if self.day is not None:
             self.day.pass_for_last(len(keys))
-        storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = remove_evicted(*storage.arrays, storage.uses, keys, gone)
-        self._gone(gone[:count])
+        storage, removed_keys = self._storage, np.empty(len(keys), np.int64)
+        count = remove_evicted(*storage.arrays, storage.uses, keys, removed_keys)
+        self._note_removed(removed_keys[:count])
 
     def count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
         """Count uses of the rows of these keys."""

@@ -139,7 +139,7 @@ class Lines:
         self._runs: dict[tuple[int, int], SparseRun] = {}
 
     def run(self, first: int, count: int) -> SparseRun:
-        """Return the run of `count` tables from `first` on. Raise KeysError if these tables cannot be used
+        """Return the run of `count` tables from `first` on. Raises KeysError if these tables cannot be used
         together.
         """
         run = self._runs.get((first, count))
@@ -222,9 +222,7 @@ class SparseRun:
         self._threads, self._use = threads, use
         for spec in (table.spec for table in tables):
             if (spec.size, spec.rule, spec.rows.dtype) != (first.size, first.rule, first.rows.dtype):
-                raise KeysError(
-                    f"tables {first.name!r} and {spec.name!r} are not of the same size, rule and type"
-                )
+                raise KeysError(f"tables {first.name!r} and {spec.name!r} differ in size, rule or type")
         self._tables = tables
         self._name = first.name if len(tables) == 1 else f"{first.name} to {tables[-1].spec.name}"
         self._rule = first.rule
@@ -274,20 +272,22 @@ class SparseRun:
         self._starts(spans, keys)
         wanted = (keys.shape[0], self.size)
         if grad.shape != wanted or grad.dtype is not torch.float32:
-            raise ShapeError(f"tables {self._name} need rows of shape {list(wanted)}, not {list(grad.shape)}")
+            raise ShapeError(
+                f"tables {self._name} need rows of shape {list(wanted)}, but were given {list(grad.shape)}"
+            )
         if stats is not None or self._update is None:
             for table in self._tables:
                 table.check(keys[:0], grad[:0], None if stats is None else stats[:0])
         if stats is not None and stats.shape != (keys.shape[0], 2):
             raise ShapeError(f"tables {self._name} need statistics of 2 columns for each key")
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
-            raise NotFiniteError(f"a gradient for tables {self._name} has NaN or infinity")
+            raise NotFiniteError(f"a gradient for tables {self._name} contains NaN or infinity")
 
     def make_room(self, pieces: Sequence[tuple[Spans, Tensor]], *, filtered: bool = True) -> None:
         """Ensure memory for the rows that `apply` of all these spans and keys will need, or `assign` if not
         `filtered`.
 
-        Raise FullError if memory is missing.
+        Raises FullError if memory is missing.
         """
         starts = [self._starts(spans, keys) for spans, keys in pieces]
         lacking = np.zeros(len(self._tables), np.bool_)
@@ -377,7 +377,7 @@ class SparseRun:
         starts = fitting_starts(spans, keys.shape[0]) if len(spans) == len(self._tables) else None
         if starts is None or keys.dim() != 1 or keys.dtype is not torch.int64:
             raise KeysError(
-                f"tables {self._name} need (n,) int64 keys and a span each that add up to them, not spans "
-                f"{spans.tolist()} of {list(keys.shape)} in {keys.dtype}"
+                f"tables {self._name} were given spans {spans.tolist()} and keys {list(keys.shape)} in "
+                f"{keys.dtype}. Keys must be (n,) int64, and the spans must add up to n"
             )
         return starts

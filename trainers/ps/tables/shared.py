@@ -80,6 +80,8 @@ class SharedTable:
         self._records_name, self._records = self._new_records(expected)
         self._reserved = 0
         self._entries = 0
+        self.alive = 0
+        """The number of rows of the last version."""
         self._free: Keys = np.empty(0, np.int64)
         self._used = 0
         self._latest = 0
@@ -94,7 +96,7 @@ class SharedTable:
     def put(self, number: int, keys: Tensor, values: Tensor) -> None:
         """Write rows of this version, with keys (n,) int64 and values (n, dim).
 
-        Raise LoadError if there is no space. Readers keep all their rows in that case.
+        Raises LoadError if there is no space. Readers keep all their rows in that case.
         """
         count = len(keys)
         self._make_room(count)
@@ -104,10 +106,11 @@ class SharedTable:
         size = self.spec.size * values.element_size()
         words.view(torch.uint8)[:, :size] = bytes_of(values.contiguous()).view(count, size)
         slots, replaced = self._take(count), np.empty(count, np.int64)
-        before, new = put_shared(
+        before, new, added = put_shared(
             *self._arrays(), number, keys.numpy(), words.view(-1).numpy(), slots, replaced
         )
         self._entries += new
+        self.alive += added
         self._replaced.append((number, replaced[:before]))
 
     def remove(self, number: int, keys: Tensor) -> None:
@@ -116,6 +119,7 @@ class SharedTable:
         self._latest = number
         slots, replaced = self._take(len(keys)), np.empty(len(keys), np.int64)
         count = remove_shared(*self._arrays(), number, keys.numpy(), slots, replaced)
+        self.alive -= count
         self._free = np.concatenate([self._free, slots[count:]])
         self._replaced.append((number, replaced[:count]))
         self._removed.append((number, slots[:count]))

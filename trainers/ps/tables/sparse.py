@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.counts import EVICTED, TableCounts
-from trainers.ps.kernels.eviction import FLOORS, find_evicted
+from trainers.ps.kernels.eviction import FLOORS, TOTAL, find_evicted
 from trainers.ps.kernels.rows import (
     DTYPE,
     NOT_IN_SNAPSHOT,
@@ -41,7 +40,7 @@ from trainers.ps.kernels.rows import (
 )
 from trainers.ps.tables.budget import Budget, Budgets, Clock
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, make_dense, numbers_of
-from trainers.ps.tables.disk import RowsOnDisk, TieredCut
+from trainers.ps.tables.disk import RowsOnDisk
 from trainers.ps.tables.removal import BoundedRows, PassingDay
 from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.spec import (
@@ -56,49 +55,15 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
 )
-from trainers.ps.tables.storage import NOTHING_NEW, Candidates, Cut, SparseRows, Storage
+from trainers.ps.tables.storage import NOTHING_NEW, Candidates, Cut, SparseCut, SparseRows, Storage
 
-# ---- Entry filters decide which keys get a row.
-
-
-class EntryFilter(Protocol):
-    """Select keys without a row that get one, when they are read in training (`pulled`) or updated
-    (`pushed`).
-    """
-
-    def pulled(self, keys: Keys) -> Mask | None: ...
-
-    def pushed(self, keys: Keys) -> Mask | None: ...
+# ---- Keys without a row, and keys that had one.
 
 
-class AdmitAll:
-    """Admit all keys. None means all, without a mask of ones."""
-
-    def pulled(self, keys: Keys) -> Mask | None:
-        return None
-
-    def pushed(self, keys: Keys) -> Mask | None:
-        return None
-
-
-class AdmitByProbability:
-    """Admit or refuse a key permanently, by a pure function of seed and key."""
-
-    def __init__(self, chance: float, seed: int) -> None:
-        self._chance, self._seed = float(chance), np.uint64(seed)
-
-    def pulled(self, keys: Keys) -> Mask | None:
-        admitted = np.empty(len(keys), np.bool_)
-        drawn(keys, self._seed, self._chance, admitted)
-        return admitted
-
-    def pushed(self, keys: Keys) -> Mask | None:
-        return self.pulled(keys)
-
-
-class AdmitByCount:
-    """Admit a key that was pulled `needed` times in training. Until then, about 30 bytes here count the key.
-    The key is forgotten if it was not pulled for some days, or if the budget evicts it. A push admits no key.
+class WaitingKeys:
+    """Keys that wait for an entry filter of kind COUNT. A key gets its row when it was pulled `needed` times
+    in training. Until then, about 30 bytes here count the key. The key is forgotten if it was not pulled for
+    some days, or if the budget evicts it.
     """
 
     def __init__(self, needed: float, budget: Budget | None) -> None:
@@ -111,7 +76,8 @@ class AdmitByCount:
     def __len__(self) -> int:
         return len(self.storage)
 
-    def pulled(self, keys: Keys) -> Mask | None:
+    def pulled(self, keys: Keys) -> Mask:
+        """Count pulls of these keys. Return a mask of the keys that get a row now."""
         admitted = np.empty(len(keys), np.bool_)
         if self.bounded is not None:
             self.bounded.before_use(keys)
@@ -128,9 +94,6 @@ class AdmitByCount:
                 self.bounded.uncount(keys[admitted])
             remove_keys(*self.storage.arrays, keys[admitted])
         return admitted
-
-    def pushed(self, keys: Keys) -> Mask | None:
-        return np.zeros(len(keys), np.bool_)
 
     def begin_day(self, policy: Floats) -> None:
         """Start a day for the candidates. See PassingDay."""
@@ -219,18 +182,6 @@ class RemovedKeys:
 _UNINITIALIZED = NOTHING_NEW._replace(kind=UNIFORM)
 
 
-def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:
-    """Return the entry filter for these row options."""
-    match options.entry.kind:
-        case EntryKind.PROBABILITY:
-            return AdmitByProbability(options.entry.a, options.init.seed)
-        case EntryKind.COUNT:
-            budget = None if options.bound is None else budgets.of_candidates(options.bound)
-            return AdmitByCount(options.entry.a, budget)
-        case _:
-            return AdmitAll()
-
-
 def bounds_of(options: RowOptions) -> tuple[float, float]:
     """Return the low and high bounds. For rows in 16 bits, return the nearest values of their type in
     between, so that no value is rounded beyond a bound.
@@ -283,10 +234,9 @@ class SparseTable:
         self.counts = TableCounts()
         self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
-        self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
-        bounded = rows.bound is not None
-        states, floats = sum(state_widths(spec.rule, spec.size)), self._counts + bounded
-        self._storage = Storage(spec.size, states, floats, dtype=rows.dtype, seed=rows.init.seed)
+        self._counts = spec.seen
+        states = sum(state_widths(spec.rule, spec.size))
+        self._storage = Storage(spec.size, states, spec.statistics, dtype=rows.dtype, seed=rows.init.seed)
         self.bounds = bounds_of(rows)
         """The bounds of every value after an update."""
         budgets = budgets or Budgets()
@@ -297,7 +247,10 @@ class SparseTable:
                 self.bounded = BoundedRows(self._storage, budget, self._note_evicted)
             else:
                 self.bounded = RowsOnDisk(self._storage, budget, budgets.disk)
-        self._filter: EntryFilter = filter_of(rows, budgets)
+        self._waiting: WaitingKeys | None = None
+        if rows.entry.kind is EntryKind.COUNT:
+            of_waiting = None if rows.bound is None else budgets.of_candidates(rows.bound)
+            self._waiting = WaitingKeys(rows.entry.a, of_waiting)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
             a=np.float32(rows.init.a),
@@ -314,9 +267,18 @@ class SparseTable:
         return len(self._storage) + self.on_disk
 
     @property
+    def alive(self) -> int | None:
+        """The number of rows without evicted ones. None if rows are on disk, or if tables share a budget."""
+        if self.bounded is None:
+            return len(self)
+        budget = self.bounded.budget
+        unknown = budget.on_disk or budget.bound.shared
+        return None if unknown else int(budget.uses.clock[TOTAL]) // self.bounded.row_cost
+
+    @property
     def kept(self) -> tuple[Storage, Storage | None, RowsOnDisk | None]:
         """The storages of rows and candidates, and the rows on disk, for readers that change nothing."""
-        candidates = self._filter.storage if isinstance(self._filter, AdmitByCount) else None
+        candidates = None if self._waiting is None else self._waiting.storage
         return self._storage, candidates, self._disk
 
     @property
@@ -333,7 +295,7 @@ class SparseTable:
         """True if the table has no statistics and admits every key, so kernels may run for several tables at
         once.
         """
-        return not self._counts and isinstance(self._filter, AdmitAll)
+        return not self._counts and self.spec.rows.entry.kind is EntryKind.ALL
 
     @property
     def budget(self) -> Budget | None:
@@ -347,7 +309,7 @@ class SparseTable:
     @property
     def _counting(self) -> BoundedRows | None:
         """The candidates, or None if they are not bounded."""
-        return self._filter.bounded if isinstance(self._filter, AdmitByCount) else None
+        return None if self._waiting is None else self._waiting.bounded
 
     def publish(self, line: Keys) -> None:
         """Publish the line of the table. See Storage.publish."""
@@ -369,8 +331,8 @@ class SparseTable:
         wanted = (self._checked(keys).shape[0], self.spec.size)
         if values.shape != wanted or values.dtype is not torch.float32:
             raise ShapeError(
-                f"table {self.spec.name!r} needs rows of shape {list(wanted)} in float32, "
-                f"not {list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
+                f"table {self.spec.name!r} needs rows of shape {list(wanted)} in float32, but was given "
+                f"{list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
             )
 
     def assign(self, keys: Tensor | None, values: Tensor) -> None:
@@ -392,7 +354,7 @@ class SparseTable:
     def pull(self, keys: Tensor | None, *, insert: bool = True) -> Tensor:
         """Return rows in a fresh tensor, (n, dim) float32. A key without a row reads as its initial value,
         and a push makes its row. If an entry filter counts lookups, the key gets its row here, provided that
-        `insert` is true and the filter admits it. Raise FullError if memory for the row is missing.
+        `insert` is true and the filter admits it. Raises FullError if memory for the row is missing.
         """
         wanted = self._array(keys)
         self._before_use(wanted)
@@ -410,11 +372,11 @@ class SparseTable:
         self.check_assign(keys, grad)
         self._update_of(grad, stats)
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
-            raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
+            raise NotFiniteError(f"a gradient for table {self.spec.name!r} contains NaN or infinity")
 
     def make_room(self, keys: Sequence[Tensor], *, filtered: bool) -> None:
         """Ensure that these keys get their rows in an `apply`, or in an `assign` if not `filtered`. If memory
-        is not certain, make the rows now. Raise FullError if memory is missing.
+        is not certain, make the rows now. Raises FullError if memory is missing.
         """
         if self._storage.has_room(sum(map(len, keys))):
             return
@@ -432,9 +394,9 @@ class SparseTable:
         """Update the table once, even without keys, because torch counts the steps of the whole table on any
         server. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
-        `stats` (n, 2) float32 holds shows and clicks to add, for tables with statistics. Raise TableError for
-        other shapes. Raise FullError if memory for new rows is missing. Part of the push is applied in this
-        case. `make_room` rules this case out.
+        `stats` (n, 2) float32 holds shows and clicks to add, for tables with statistics. Raises TableError
+        for other shapes. Raises FullError if memory for new rows is missing. Part of the push is applied in
+        this case. `make_room` rules this case out.
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
@@ -455,11 +417,11 @@ class SparseTable:
 
     def remove(self, keys: Tensor) -> None:
         """Remove the existing rows of these keys."""
-        gone, storage = self._array(keys), self._storage
+        removed, storage = self._array(keys), self._storage
         if self.bounded is not None:
-            self.bounded.uncount(gone)
-        remove_keys(*storage.arrays, gone)
-        self._note_removed(gone)
+            self.bounded.uncount(removed)
+        remove_keys(*storage.arrays, removed)
+        self._note_removed(removed)
 
     def clocks(self) -> tuple[Clock, Clock]:
         """Return the clocks of the budgets of rows and candidates, each empty if they are not bounded."""
@@ -497,30 +459,22 @@ class SparseTable:
         if self.bounded is not None:
             self.bounded.count_uses(keys, stats)
 
-    def shrink(self, policy: ShrinkPolicy) -> int:
-        """Let a day pass (see ShrinkPolicy), return memory to the system, and return the number of removed
-        rows. Raise TableError without statistics and candidates, and while a cut is open, because slots move.
-        """
-        self.begin_shrink(policy)
-        while (removed := self.shrink_some(_MANY)) is None:
-            pass
-        self.release()
-        return removed
-
     def begin_shrink(self, policy: ShrinkPolicy) -> None:
-        """Start a `shrink` in slices. Call `shrink_some` until it returns the number of removed rows. You may
-        use but not cut the table meanwhile, and it behaves as if the shrink were complete. Its budgets evict
-        nothing until `release`. A server that recovers must call `release` at the same moment.
+        """Let a day pass (see ShrinkPolicy), in slices. Call `shrink_some` until it returns the number of
+        removed rows. You may use but not cut the table meanwhile, and it behaves as if the day were over. Its
+        budgets evict nothing until `release`. A server that recovers must call `release` at the same moment.
+
+        Raises TableError without statistics and candidates, and while a cut is open, because slots move.
         """
         if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None or self._shrinking:
-            raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
+            raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it afterwards")
         numbers, self._shrinking = policy.numbers(), True
         for budget in self.budgets:
             budget.held = True
-        if isinstance(self._filter, AdmitByCount):
-            self._filter.begin_day(numbers)
+        if self._waiting is not None:
+            self._waiting.begin_day(numbers)
         if self._counts:
             self._begin(PassingDay(self._storage, numbers, self._note_shrunk))
 
@@ -540,7 +494,7 @@ class SparseTable:
         """Shrink a slice of so many rows. After the last slice, return the number of all removed rows, else
         None.
         """
-        if isinstance(self._filter, AdmitByCount) and not self._filter.pass_some(rows):
+        if self._waiting is not None and not self._waiting.pass_some(rows):
             return None
         removed = 0
         if self._day is not None:
@@ -562,23 +516,23 @@ class SparseTable:
         """True while the table is being saved."""
         return self._cut is not None
 
-    def cut(self, *, changed_only: bool = False, mark: bool = False, of: int = UNSAVED) -> Cut | TieredCut:
+    def cut(self, *, changed_only: bool = False, mark: bool = False, of: int = UNSAVED) -> SparseCut:
         """Return a view as of now, for saving while training continues. There may be one cut at a time.
 
         With `changed_only`, the cut has only rows that changed since the last saved cut with `mark` (all rows
         if there was none), and `Cut.removed`. See Cut.close for `mark`. `of` is UNSAVED, or the other flag of
-        CHANGED whose cuts count. Raise TableError if there is another cut, during a shrink, and with
+        CHANGED whose cuts count. Raises TableError if there is another cut, during a shrink, and with
         `changed_only` if more rows were removed than can be reported.
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
         if self._shrinking:
-            raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
+            raise TableError(f"table {self.spec.name!r} is being shrunk; save it afterwards")
         removed = self._removed[of]
         if changed_only and not self.reports_removed(of):
             raise TableError(
-                f"more rows of table {self.spec.name!r} were removed since the last save than it has now, "
-                "and their keys were not kept; save with mode 0"
+                f"since the last save, table {self.spec.name!r} has lost more rows than it has now, and the "
+                "keys of the lost rows were not kept; save with mode 0"
             )
         rule, changed, marked = self.spec.rule, of if changed_only else 0, of if mark else 0
 
@@ -588,8 +542,8 @@ class SparseTable:
             self._storage.end_cut()
             self._cut = None
 
-        gone, row_states = removed.keys(), rule.row_states
-        self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, gone, ended)
+        removed_keys, row_states = removed.keys(), rule.row_states
+        self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, removed_keys, ended)
         removed.begin_cut()  # not earlier, because without memory for the cut its keys would be lost
         if (disk := self._disk) is None:
             return self._cut
@@ -612,7 +566,7 @@ class SparseTable:
 
     def load(self, chunk: SparseRows) -> None:
         """Insert or overwrite rows with state and statistics from a cut. Values of another type are rounded
-        to the nearest. The step is set separately. Raise ShapeError for rows of another table.
+        to the nearest. The step is set separately. Raises ShapeError for rows of another table.
         """
         wide = chunk.values.float()
         self.check_assign(chunk.keys, wide)
@@ -621,7 +575,9 @@ class SparseTable:
             raise ShapeError(f"table {self.spec.name!r} has {len(widths)} states of {list(widths)} columns")
         counts, columns = chunk.statistics, self._storage.statistics
         if (0 if counts is None else counts.shape[1]) != columns:
-            raise ShapeError(f"table {self.spec.name!r} has {columns} statistics, but these rows do not")
+            raise ShapeError(
+                f"table {self.spec.name!r} has {columns} statistics, but the saved rows have none"
+            )
         keys, values = self._array(chunk.keys), array_of(wide)
         split = self.spec.rule.states
         states, of_row = list(map(array_of, chunk.state[:split])), list(map(array_of, chunk.state[split:]))
@@ -635,9 +591,9 @@ class SparseTable:
 
     def candidates(self) -> Candidates:
         """Return copies of keys that wait for an entry filter of kind COUNT. Other filters have none."""
-        if not isinstance(self._filter, AdmitByCount):
+        if self._waiting is None:
             return Candidates(torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
-        keys, counts, days, stamps = self._filter.counts()
+        keys, counts, days, stamps = self._waiting.counts()
         kept = None if stamps is None else torch.from_numpy(stamps)
         return Candidates(torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days), kept)
 
@@ -646,10 +602,10 @@ class SparseTable:
         if any(column.shape != found.keys.shape for column in found.columns):
             lengths = list(map(len, found.columns))
             raise ShapeError(f"keys, counts, .. of candidates of {self.spec.name!r} have lengths {lengths}")
-        if isinstance(self._filter, AdmitByCount):
+        if self._waiting is not None:
             stamps = None if found.stamps is None else array_of(found.stamps)
             keys = self._array(found.keys)
-            self._filter.load(keys, array_of(found.counts), array_of(found.days), stamps)
+            self._waiting.load(keys, array_of(found.counts), array_of(found.days), stamps)
 
     def _array(self, keys: Tensor | None) -> Keys:
         return array_of(self._checked(keys))
@@ -658,7 +614,9 @@ class SparseTable:
         if keys is None:
             raise KeysError(f"table {self.spec.name!r} is sparse; a request needs keys")
         if keys.dim() != 1 or keys.dtype is not torch.int64:
-            raise KeysError(f"keys of table {self.spec.name!r} must be (n,) int64, not {keys.shape}")
+            raise KeysError(
+                f"keys of table {self.spec.name!r} have shape {keys.shape}; they must be (n,) int64"
+            )
         return keys
 
     def _update_of(self, grad: Tensor, stats: Tensor | None) -> Kernel:
@@ -676,14 +634,13 @@ class SparseTable:
 
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
-        if not insert or not isinstance(self._filter, AdmitByCount):
+        if not insert or self._waiting is None:
             self._fill_initial(keys, positions, out)
             return
-        admitted = self._filter.pulled(keys[positions])
-        if admitted is not None:
-            self.counts.filtered(admitted)
-            self._fill_initial(keys, positions[~admitted], out)
-            positions = positions[admitted]
+        admitted = self._waiting.pulled(keys[positions])
+        self.counts.filtered(admitted)
+        self._fill_initial(keys, positions[~admitted], out)
+        positions = positions[admitted]
         # Insert before reading `rows`, because the storage may grow.
         slots = self._storage.insert(keys[positions], self.fresh)
         gather(self._storage.rows, slots, positions, out)
@@ -702,8 +659,12 @@ class SparseTable:
 
     def _insert_pushed(self, keys: Keys, positions: Keys) -> Keys:
         """Insert the rows that a push makes. Return those of `positions` that now have a row."""
-        admitted = self._filter.pushed(keys[positions])
-        if admitted is not None:
+        entry = self.spec.rows.entry
+        if entry.kind is EntryKind.COUNT:  # only pulls admit keys
+            return positions[:0]
+        if entry.kind is EntryKind.PROBABILITY:
+            admitted = np.empty(len(positions), np.bool_)
+            drawn(keys[positions], self.fresh.seed, float(entry.a), admitted)
             positions = positions[admitted]
         self._storage.insert(keys[positions], self.fresh)
         return positions

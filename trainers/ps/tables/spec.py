@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from enum import IntEnum
 from functools import cache
 
@@ -131,7 +131,7 @@ class Bound:
     ) -> Bound | None:
         """Return the bound from a user's settings for all servers together, or None without a bound.
 
-        Raise UsageError for wrong settings. The message names the settings of `where`.
+        Raises UsageError for wrong settings. The message names the settings of `where`.
         """
         if max_rows is None and max_bytes is None and ttl_s is None:
             if evict is not None:
@@ -141,14 +141,14 @@ class Bound:
             if number is not None:
                 whole(f"{where} {name}", number, 1)
         if max_rows is not None and max_bytes is not None:
-            raise UsageError(f"{where} has max_rows and max_bytes; pass only one of them")
+            raise UsageError(f"{where} has both max_rows and max_bytes; remove one of them")
         one_of(f"{where} evict", evict or "lru", EVICTIONS)
         if ttl_s is not None:
             positive(f"{where} ttl_s", ttl_s)
             if evict not in (None, "lru"):
                 raise UsageError(
-                    f"{where} has ttl_s and evict {evict!r}: a row has one stamp only, which is the time of "
-                    "its last update then; use evict 'lru'"
+                    f"{where} has ttl_s and evict {evict!r}, but each row has only one stamp, and ttl_s "
+                    "needs it for the time of the last update. Use evict 'lru', or remove ttl_s"
                 )
         policy = EvictionPolicy[(evict or "lru").upper()]
         return cls(rows=max_rows or 0, bytes=max_bytes or 0, policy=policy, ttl_s=float(ttl_s or 0))
@@ -200,6 +200,17 @@ class TableSpec:
         kinds = (EntryKind.SHOW_CLICK, EntryKind.COUNT)
         return self.kind is TableKind.SPARSE and (self.rows.statistics or self.rows.entry.kind in kinds)
 
+    @property
+    def seen(self) -> int:
+        """The number of statistics of a row (show, click and unseen days)."""
+        counted = self.rows.statistics or self.rows.entry.kind is EntryKind.SHOW_CLICK
+        return 3 if counted else 0
+
+    @property
+    def statistics(self) -> int:
+        """The number of statistics of a row, with the stamp of a bounded table."""
+        return self.seen + (self.rows.bound is not None) if self.kind is TableKind.SPARSE else 0
+
     def encode(self) -> bytes:
         """Return the encoded spec.
 
@@ -219,7 +230,7 @@ class TableSpec:
 
     @classmethod
     def decode(cls, content: bytes) -> TableSpec:
-        """Return the spec. Raise SpecError if the bytes are not exactly what `encode` writes."""
+        """Return the spec. Raises SpecError if the bytes are not exactly what `encode` writes."""
         if len(content) < _HEAD.size + _ROWS.size:
             raise SpecError(f"a table spec has only {len(content)} bytes")
         kind, rule_code, count, size = _HEAD.unpack_from(content)
@@ -243,7 +254,7 @@ class TableSpec:
         if wrong := wrong_option(made):
             raise SpecError(f"{rule.__name__} has {wrong}")
         if kind == TableKind.DENSE and (made.row_states or isinstance(made, SparseAdam)):
-            raise SpecError(f"{rule.__name__} is for rows, and the table is dense")
+            raise SpecError(f"{rule.__name__} is for rows, but the table is dense")
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
 
 
@@ -302,7 +313,7 @@ def describe_job(
     return _description(sync, count, f"server {index} of {servers}", settings)
 
 
-def describe_kept_job(sync: bool, servers: int, index: int, settings: str = "") -> str:
+def describe_kept_job(sync: bool, servers: int, index: int, settings: str) -> str:
     """Return the settings that must not change between starts of a job that keeps its tables."""
     return _description(sync, f"server {index} of {servers}", settings)
 
@@ -369,8 +380,7 @@ class ShrinkPolicy:
 
     def numbers(self) -> NDArray[np.float32]:
         """Return the numbers in the order of the kernel's arguments, (5,) float32."""
-        coefficients = self.show_click_decay_rate, self.nonclk_coeff, self.click_coeff
-        return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
+        return np.array(astuple(self), np.float32)
 
 
 # ---- Assign the rows of sparse tables and the dense blocks to servers.

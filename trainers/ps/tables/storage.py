@@ -132,7 +132,7 @@ class Arena:
         return self.words.nbytes
 
     def grow(self, size: int) -> None:
-        """Make room for `size` bytes. Raise FullError if memory is missing."""
+        """Make room for `size` bytes. Raises FullError if memory is missing."""
         if size <= self.size:
             return
         old = self.words
@@ -140,7 +140,7 @@ class Arena:
             self._map(max(size, 2 * self.size), 0)
         except OSError as error:
             raise FullError(
-                f"no memory for {size >> 20} MiB of rows ({error}); start more servers, or shrink the table"
+                f"not enough memory for {size >> 20} MiB of rows ({error}). Start more servers, or shrink it"
             ) from error
         self.words[: len(old)] = old
 
@@ -267,7 +267,7 @@ class Storage:
         return self.uses.clock[FLOORS:].copy() if self.evicts else np.zeros(PARTS)
 
     def publish(self, line: Keys) -> None:
-        """Keep the line of this table (see `kernels.runs`) here from now on."""
+        """Write the line of this table (see `kernels.runs`) into `line`, and use this array from now on."""
         self._line = line
         self._line[:] = line_of(*self.arrays, self.uses, self._room)
 
@@ -297,14 +297,14 @@ class Storage:
         """Return a copy of the keys of these slots, (stop - start,) int64."""
         return keys_of(self.records(start, stop))
 
-    def column(self, place: int) -> NDArray[np.float32]:
+    def column(self, place: int) -> Floats:
         """Return a view of the number at this place after the key, (rows,) float32."""
         return self.rows.floats[VALUES + place : len(self) * self.stride : self.stride]
 
     def insert(self, keys: Keys, fresh: Fresh) -> Keys:
         """Return the slots of `keys`, (n,) int64. A key without a row gets one.
 
-        Raise FullError if memory is missing. Rows inserted before the error stay.
+        Raises FullError if memory is missing. Rows inserted before the error stay.
         """
         slots = np.empty(len(keys), np.int64)
         try:
@@ -329,7 +329,7 @@ class Storage:
         return slots
 
     def grow(self, needs: int, rows: int) -> None:
-        """Provide what the kernels need to insert `rows` more rows. Raise FullError if memory is missing."""
+        """Provide what the kernels need to insert `rows` more rows. Raises FullError if memory is missing."""
         if needs == NEEDS_DIRECTORY:
             self._double_directory()
         elif needs == NEEDS_ROOM:
@@ -364,7 +364,7 @@ class Storage:
             self.publish(self._line)
         self._make_room(rows)
 
-    def begin_cut(self, images: NDArray[np.float32], image_of: NDArray[np.uint32]) -> None:
+    def begin_cut(self, images: Floats, image_of: NDArray[np.uint32]) -> None:
         """Copy rows to an image before they change, from now on."""
         cut = np.array([1, len(self), 0, 0], np.int64)
         self._view_rows(self.rows.numbers, images, image_of, cut)
@@ -386,7 +386,7 @@ class Storage:
     def _view_rows(
         self,
         numbers: NDArray[np.int64],
-        images: NDArray[np.float32],
+        images: Floats,
         image_of: NDArray[np.uint32],
         cut: NDArray[np.int64],
     ) -> None:
@@ -403,7 +403,7 @@ class Storage:
     def _make_room(self, rows: int) -> None:
         if rows > MAX_ROWS:
             raise FullError(
-                f"{rows:,} rows are too many for one server (at most {MAX_ROWS:,} a table); start more "
+                f"{rows:,} rows are too many for one server (at most {MAX_ROWS:,} per table). Start more "
                 "servers"
             )
         size = rows * self.stride * _PLACE
@@ -420,7 +420,7 @@ class Storage:
     def _double_directory(self) -> None:
         depth = int(self.index.numbers[DEPTH])
         if depth == DEEPEST:
-            raise FullError(f"the index of a table is full at {len(self)} rows; start more servers")
+            raise FullError(f"the index of a table is full at {len(self)} rows. Start more servers")
         self._set_index(directory=np.repeat(self.index.directory, 2))
         self.index.numbers[DEPTH] = depth + 1
 
@@ -512,11 +512,22 @@ class DenseCut:
     step: int
 
 
-class Closing:
-    """A cut that a `with` block closes. It counts as saved unless the block fails."""
+class SparseCut:
+    """A view of a sparse table as of one moment. A `with` block closes it, and it counts as saved unless the
+    block fails. See Cut for the methods.
+    """
+
+    rows: int
+    """The number of slots to read, ascending."""
+    step: int
+    """Updates of the table so far."""
+    removed: Tensor
+    """Keys whose rows were removed since the last save. Some of these keys may have a row again."""
+
+    def read(self, start: int, stop: int) -> SparseRows:
+        raise NotImplementedError
 
     def close(self, *, saved: bool = True) -> None:
-        """Close the cut. See Cut.close."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -528,13 +539,12 @@ class Closing:
         self.close(saved=kind is None)
 
 
-class Cut(Closing):
+class Cut(SparseCut):
     """A copy-on-write view of a sparse table as of the call of `SparseTable.cut`.
 
-    Read the `rows` slots upwards from 0. `step` is the table's step at that moment. `removed` holds the keys
-    of rows removed earlier, since the last cut with `mark`. Some of these keys may have a row again. If
-    `changed` is not 0, the cut contains only rows with this flag. `read` may run in any thread, but `close`
-    must run in the table's thread. Leaving a `with` block also closes the cut.
+    Read the slots upwards from 0. `removed` holds the keys since the last cut with `mark`. If `changed` is
+    not 0, the cut contains only rows with this flag. `read` may run in any thread, but `close` must run in
+    the table's thread.
     """
 
     def __init__(
@@ -569,15 +579,15 @@ class Cut(Closing):
         """Return the slots [start, stop) as of the cut. A cut of changed rows returns only these, so perhaps
         fewer.
 
-        Read upwards, because images of earlier rows are no longer kept. Raise TableError for a step back, for
-        a range outside the cut, and after `close`.
+        Read upwards, because images of earlier rows are no longer kept. Raises TableError for a step back,
+        for a range outside the cut, and after `close`.
         """
         rows = self._storage.rows
         if not self._open:
-            raise TableError("this cut is closed and cannot be read any more")
+            raise TableError("this cut is closed and cannot be read")
         if not int(rows.cut[READ]) <= start <= stop <= self.rows:
             raise TableError(
-                f"slots {start} to {stop} cannot be read: the cut has {self.rows}, of which "
+                f"slots {start} to {stop} cannot be read: the cut has {self.rows} slots, of which "
                 f"{int(rows.cut[READ])} were read"
             )
         count, dim, statistics = stop - start, self._storage.dim, self._storage.statistics

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fleetrun.aliases import Callback
-from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
+from trainers.ps.kernels.bags import are_bounds, find_bounds, pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import (
     all_finite,
     arrange_run,
@@ -23,7 +23,6 @@ from trainers.ps.kernels.batch import (
     find_run,
     gather_calls,
     merge_runs,
-    order_by_server,
     scatter_calls,
 )
 from trainers.ps.kernels.index import SECRET
@@ -33,15 +32,12 @@ from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.looking import look
 from trainers.ps.tables.rules import (
     FTRL,
+    RULES,
     SGD,
     Adagrad,
     Adam,
     AnyRule,
     Fixed,
-    RMSprop,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    SparseAdam,
 )
 from trainers.ps.tables.run import Lines
 from trainers.ps.tables.sparse import SparseTable, make_table
@@ -85,7 +81,6 @@ def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool, bags: bool) -> Non
 def use_batches() -> None:
     """Compile the kernels of a trainer's batch."""
     merge_runs([(np.array([len(_KEYS)]), _KEYS, _ROWS)])
-    order_by_server(_KEYS, np.arange(2), 2)
     all_finite(_ROWS)
     ids, none, one = _KEYS.numpy(), np.empty(0, np.int64), np.full(1, -1)
     ends, spans, each = np.array([0, 0]), np.zeros((1, 1), np.int64), np.zeros(1, np.int64)
@@ -99,9 +94,12 @@ def use_batches() -> None:
 def use_bags() -> None:
     """Compile the kernels of an EmbeddingBag in a trainer."""
     rows, none, weights = _ROWS.numpy().copy(), np.empty(0, np.int64), np.empty(0, np.float32)
-    pool_bags(rows, none, none, -1, none, weights, False, rows)
-    scatter_bags(rows, none, none, -1, none, weights, False, rows)
-    weigh_bags(rows, rows, none, none, -1, none, weights)
+    features, bounds = np.empty((0, 6), np.int64), np.zeros(1, np.int64)
+    find_bounds(none, True, bounds)
+    are_bounds(none, True, bounds)
+    pool_bags(rows, none, none, features, bounds, weights, rows)
+    scatter_bags(rows, none, none, features, bounds, weights, rows)
+    weigh_bags(rows, rows, none, none, features, bounds, weights)
 
 
 def use_rows() -> None:
@@ -123,7 +121,7 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
         table, rows = make_table(spec), _ROWS[: len(keys)]
         if isinstance(table, DenseTable):
             if not isinstance(spec.rule, Fixed):
-                table.apply(None, torch.ones(1), 0.1)
+                table.apply(torch.ones(1), 0.1)
             continue
         run, spans = Lines({0: table}).run(0, 1), np.array([len(keys)])
         if not isinstance(spec.rule, Fixed):
@@ -141,11 +139,8 @@ def use_every_table() -> None:
     """Compile the kernels of every rule, entry filter and bound."""
     blocks = (SGD(weight_decay=0.5), SGD(momentum=0.5), Adagrad(), Adam(), FTRL())
     use_tables(TableSpec(kind=TableKind.DENSE, name="", size=1, rule=rule) for rule in blocks)
-    rows: tuple[AnyRule, ...] = (
-        *(SGD(), SGD(momentum=0.5), Adagrad(), Adam(), SparseAdam(), FTRL(), RMSprop()),
-        *(RowWiseAdagrad(), RowWiseAdam()),
-    )
-    use_tables(_spec(rule) for rule in rows)
+    use_tables(_spec(rule()) for rule in RULES.values())
+    use_tables([_spec(SGD(momentum=0.5))])
     use_tables(_spec(SGD(), entry) for entry in EntryKind)
     use_tables([_bounded(_spec(SGD()))])
 
@@ -165,7 +160,9 @@ def use_rest() -> None:
     table.begin_shrink(ShrinkPolicy())
     table.pull(_KEYS, insert=False)
     table.shrink_some(len(_KEYS))
-    _table(SGD(), EntryKind.COUNT).shrink(ShrinkPolicy())
+    table = _table(SGD(), EntryKind.COUNT)
+    table.begin_shrink(ShrinkPolicy())
+    table.shrink_some(len(_KEYS))
 
 
 EVERYTHING: tuple[Callback, ...] = (

@@ -2,7 +2,7 @@
 
 The module keeps its class, name and options. Only its `forward` is replaced while training. The unique ids of
 a batch are pulled as one small leaf tensor, and looked up by position. The gradient of that leaf is therefore
-summed by id already. A `RowSource` handles the transport.
+summed by id already. A `RemoteTable` handles the transport.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from trainers.errors import UsageError
 from trainers.ps.kernels.batch import add_rows
-from trainers.ps.trainer.group import Batch, Call
+from trainers.ps.trainer.group import Batch, Call, RemoteTable
 from trainers.ps.trainer.modules import (
     EmbeddingModule,
     SparseEmbedding,
@@ -35,14 +35,16 @@ from trainers.ps.trainer.modules import (
 )
 from trainers.ps.trainer.pooling import ends_of, pool, weighs
 from trainers.ps.trainer.remote import Lookup
+from trainers.ps.trainer.torchrec import remove_backward_hooks
 from trainers.ps.trainer.weight import (
     ServedWeight,
-    WeightGradient,
     end_serving,
     once,
     serve_weight,
     without_overrides,
 )
+
+T = TypeVar("T")
 
 # ---- Look up rows by position, with a backward pass that sums gradients in one pass. On a CPU, torch's own
 # embedding backward takes seven times as long.
@@ -56,13 +58,11 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         grad = grads[0].detach().resolve_neg()
         dim = grad.shape[-1]
         out = np.zeros((ctx.count, dim), np.float32)
-        # The first gradient of a row is copied if places come in the order of their first appearance. With
-        # several lookups over the same keys they may not, so all gradients are added to zeros.
-        add_rows(ctx.place.reshape(-1).numpy(), grad.reshape(-1, dim).contiguous().numpy(), ctx.count, out)
+        add_rows(ctx.place.reshape(-1).numpy(), grad.reshape(-1, dim).contiguous().numpy(), out)
         return None, torch.from_numpy(out)
 
 
@@ -81,7 +81,7 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, None, None, *ctx.batch.backward(ctx.calls, grads)
 
 
@@ -104,12 +104,17 @@ def embed(batch: Batch, call: Call, weight: Tensor) -> Tensor:
             return batch.gather([call])[0]
         if call.output is None:
             calls = batch.with_others(call)
-            outputs = _Embed.apply(batch.anchor, batch, calls, *batch.weights_of(calls))  # type: ignore[no-untyped-call]  # torch's
-            for each, output in zip(calls, outputs, strict=True):
-                each.output = output if len(calls) == 1 else _apart(output, output.shape)
+            for each, rows in zip(calls, embedded(batch, calls), strict=True):
+                each.output = rows
     output, call.output = call.output, None
     assert output is not None
     return output
+
+
+def embedded(batch: Batch, calls: Sequence[Call]) -> list[Tensor]:
+    """Return the rows of calls, computed together, for training."""
+    outputs = _Embed.apply(batch.anchor, batch, calls, *batch.weights_of(calls))  # type: ignore[no-untyped-call]  # torch's
+    return [each if len(calls) == 1 else _apart(each, each.shape) for each in outputs]
 
 
 class _Rows(torch.autograd.Function):
@@ -124,7 +129,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, ctx.collect(grads[0]), None, None
 
 
@@ -138,17 +143,17 @@ def gathered(place: Tensor, rows: Tensor) -> Tensor:
     return functional.embedding(place.to(rows.device), rows)
 
 
-def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside_graphs(function: Callable[..., T]) -> Callable[..., T]:
     """Return the function so that torch.compile leaves it out of its graphs, because it communicates with
     servers.
 
     This works like torch.compiler.disable, without its import (a second), and without its cost per call if
     nothing is compiled.
     """
-    disabled: Callable[..., Any] | None = None
+    disabled: Callable[..., T] | None = None
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> T:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules or not get_eval_frame_callback():
             return function(*args, **kwargs)
@@ -161,34 +166,6 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _Collect = Callable[[Tensor], Tensor | None]
-
-
-class RowSource(WeightGradient, Protocol):
-    """The source of rows, and the destination of their gradients."""
-
-    @property
-    def anchor(self) -> Tensor:
-        """A tensor on which all outputs depend, for autograd."""
-
-    def call(self, ids: Tensor) -> Call | None:
-        """Return the call of these ids in training, for `embed` or `pool`, or None to use `look_up`."""
-        return None
-
-    def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
-        """Return the distinct keys of a batch, and their rows, (u, dim) float32. Raise IndexError for an id
-        out of range.
-        """
-
-    def pull_all(self) -> Tensor | None:
-        """Return every row of the module, (num_embeddings, dim) float32, or None if the module is
-        unbounded.
-        """
-
-    def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
-        """Collect the gradient of these rows in a backward pass, or return it if autograd must get it."""
-
-    def add_stats(self, keys: Tensor, stats: Tensor) -> None:
-        """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
 class _Given:
@@ -235,7 +212,7 @@ class ServedEmbedding:
         self,
         name: str,
         module: EmbeddingModule,
-        rows: RowSource,
+        rows: RemoteTable,
         *,
         statistics: bool,
         zeros: int | None = None,
@@ -247,13 +224,14 @@ class ServedEmbedding:
         self._statistics = statistics
         self._called = called
         self._zeros = zeros
-        self._given: list[_Given] = []
+        self.given: list[_Given] = []
         """The rows in state dicts that the script holds."""
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._pools = pools(module) and not statistics
         self._device = device_of(module)
         self._dtype = module.weight.dtype
+        remove_backward_hooks(weight_of(module))
         self._weight = serve_weight(weight_of(module), name, rows, bounded=self._bound is not None)
         module.__dict__["forward"] = self._forward()  # on the instance, as long as it is served
         module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
@@ -282,41 +260,42 @@ class ServedEmbedding:
         """Raise UsageError if the script has replaced the served weight."""
         if not self._in_place:
             raise UsageError(
-                f"the weight of embedding {self._name!r} was replaced by another one, and the servers train "
-                "the weight of fleet.init_worker(): write values by load_state_dict(), or put the former "
-                "weight back"
+                f"The script replaced the weight of embedding {self._name!r}, but the servers train the "
+                "weight that it had at fleet.init_worker(). Write values with load_state_dict(), or restore "
+                "that weight."
             )
 
     def check_given(self) -> None:
         """Raise UsageError if the script has written into the rows of a state dict."""
-        if any(each.written() for each in self._given):
+        if any(each.written() for each in self.given):
             raise UsageError(
-                f"the script has written into the rows of {self._name!r} in a state dict, which are a copy "
-                "of those on parameter servers: change a clone of them, and write it by load_state_dict()"
+                f"The script wrote into the rows of {self._name!r} in a state dict, but these rows are a "
+                "copy of the rows on parameter servers. Change a clone of the rows, and write it with "
+                "load_state_dict()."
             )
-        self._given = [each for each in self._given if each.alive]
+        self.given[:] = [each for each in self.given if each.alive]
 
     def forget_given(self) -> None:
         """Forget the rows in state dicts, because the script loads other rows."""
-        self._given.clear()
+        self.given.clear()
 
     @property
     def weight(self) -> ServedWeight:
         """A view of the weight, which torch loads from a state dict instead of rows."""
-        view: Any = self._weight.detach()
+        view = self._weight.detach()
         assert isinstance(view, ServedWeight)
         return view
 
     def rows_of(self, given: Tensor) -> Tensor | None:
         """Return the rows of a weight in a state dict, (num_embeddings, dim) float32.
 
-        Return None for another shape, which torch then reports. Raise UsageError for an unbounded table.
+        Return None for another shape, which torch then reports. Raises UsageError for an unbounded table.
         """
         if self._bound is None:
             raise UsageError(
-                f"a state dict has no rows of embedding {self._name!r}, which is unbounded, and its servers "
-                f"keep theirs: remove {self._name!r} from it and load the rest with strict=False, or load a "
-                "save of all rows with fleet.init_server(dirname)"
+                f"A state dict has no rows of embedding {self._name!r}, because its table is unbounded and "
+                f"the servers keep the rows. Remove {self._name!r} from the state dict and load the rest "
+                "with strict=False, or load saved tables with fleet.init_server(dirname)."
             )
         if given.shape != (self._bound, self._module.embedding_dim):
             return None
@@ -343,15 +322,16 @@ class ServedEmbedding:
 
     def _refuse_use(self, *args: object, **options: object) -> NoReturn:
         raise UsageError(
-            f"embedding {self._name!r} has no rows in this trainer: ps_configs rows_at_end leaves them to "
-            "the first trainer ('first') or to saves of the servers ('none'); with 'all' every one has them"
+            f"Embedding {self._name!r} has no rows in this trainer. ps_configs rows_at_end gives the rows "
+            "to all trainers ('all'), to the first trainer ('first'), or only to saved tables ('none'). Set "
+            "it to 'all'."
         )
 
     def _refuse_copy(self, argument: object) -> NoReturn:
         raise UsageError(
-            f"embedding {self._name!r} is served and cannot be copied or pickled; copy model.state_dict(), "
-            "the other modules of the model (for an average of dense parameters), or the model before "
-            "fleet.init_worker() or after fleet.stop_worker()"
+            f"Embedding {self._name!r} is on parameter servers and cannot be copied or pickled. Copy "
+            "model.state_dict() or the other modules of the model (for an average of dense parameters). You "
+            "can also copy the model before fleet.init_worker() or after fleet.stop_worker()."
         )
 
     def _forward(self) -> Callable[..., Tensor]:
@@ -366,16 +346,16 @@ class ServedEmbedding:
         parameters, weight = self._module._parameters, self._weight
 
         @functools.wraps(compute)
-        def forward(*args: Any, **options: Any) -> Tensor:
+        def forward(*args: object, **options: object) -> Tensor:
             given = parameters.get("weight")
             if torch._C._get_tracing_state() is not None:
                 raise UsageError(
-                    f"embedding {self._name!r} cannot be traced, because its rows are on parameter servers: "
-                    "use fleet.save_inference_model(), or trace the model after fleet.stop_worker()"
+                    f"Embedding {self._name!r} cannot be traced, because its rows are on parameter servers. "
+                    "Use fleet.save_inference_model(), or trace the model after fleet.stop_worker()."
                 )
             if peek_interpreter_stack() is not None:
                 self._check_transform(given)
-            if self._given:
+            if self.given:
                 self.check_given()
             call = compute if given is weight else own
             return call(*args, **options)
@@ -384,9 +364,9 @@ class ServedEmbedding:
 
     def _refuse_weight(self, *args: object, **options: object) -> NoReturn:
         raise UsageError(
-            f"embedding {self._name!r} was called with another weight (torch.func.functional_call, a "
-            "parametrization, an assignment), and a SparseEmbedding has its rows on parameter servers only: "
-            "call it with its own weight"
+            f"Embedding {self._name!r} was called with another weight (torch.func.functional_call, a "
+            "parametrization, an assignment), but a SparseEmbedding has rows only on parameter servers. "
+            "Call the embedding with its own weight."
         )
 
     def _check_transform(self, given: Tensor | None) -> None:
@@ -397,13 +377,14 @@ class ServedEmbedding:
             given = get_unwrapped(given)
         if isinstance(given, ServedWeight):
             raise UsageError(
-                f"embedding {self._name!r} was called inside of a transform of torch.func, which cannot see "
-                "its rows on parameter servers: call it outside, and give its result to the transform"
+                f"Embedding {self._name!r} was called inside a transform of torch.func, which has no access "
+                "to rows on parameter servers. Call the embedding outside, and pass its result to the "
+                "transform."
             )
 
     def _sparse(self, ids: Tensor, clicks: Tensor | None = None) -> Tensor:
         """Return the rows. `clicks` (ids.shape[0],) gives for each example whether it was clicked."""
-        self._tell(ids)
+        self._note_lookup(ids)
         call = self._call(ids)
         if call is not None:
             return self._typed(embed(call.batch, call, self._weight))
@@ -411,7 +392,7 @@ class ServedEmbedding:
         return self._typed(gathered(lookup.place, rows))
 
     def _embedding(self, input: Tensor) -> Tensor:
-        self._tell(input)
+        self._note_lookup(input)
         call = self._call(input)
         if call is not None:
             return self._typed(embed(call.batch, call, self._weight))
@@ -428,7 +409,7 @@ class ServedEmbedding:
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        self._tell(input)
+        self._note_lookup(input)
         module: Any = self._module
         if self._pools and torch.is_grad_enabled() and weighs(per_sample_weights, input, module.mode):
             ends = ends_of(input, offsets, last=module.include_last_offset)
@@ -454,10 +435,12 @@ class ServedEmbedding:
         """Return the call of these ids in training. Gradients decide this, not `module.training`."""
         return self._rows.call(ids) if self._embeds and torch.is_grad_enabled() else None
 
-    def _tell(self, ids: Tensor) -> None:
+    def _note_lookup(self, ids: Tensor) -> None:
         """Report a call once, before any request for it."""
         if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
+            raise TypeError(
+                f"Embedding {self._name!r} was given ids in {ids.dtype}; ids must be int64 or int32"
+            )
         # A forward pass without gradients amid training does not predict later ones.
         if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
             self._called(self._module, ids)
@@ -494,8 +477,9 @@ class ServedEmbedding:
             return
         if state[name] is self._weight:
             raise UsageError(
-                f"state_dict(keep_vars=True) has no parameter with the rows of {self._name!r}, which are on "
-                "parameter servers: call state_dict(), or take the parameter from named_parameters()"
+                f"state_dict(keep_vars=True) cannot return the rows of {self._name!r} as a parameter, "
+                "because they are on parameter servers. Call state_dict(), or take the parameter from "
+                "named_parameters()."
             )
         weight = self._rows.pull_all()
         # Without a bound, use an ordinary tensor without rows, because the state may be saved and read
@@ -504,8 +488,8 @@ class ServedEmbedding:
         state[name] = own if weight is None else weight.to(own.dtype)
         # torch does not count changes of inference tensors.
         if not (weight is None or state[name].is_inference()):
-            self._given = [each for each in self._given if each.alive or each.written()]
-            self._given.append(_Given(state[name]))
+            self.given[:] = [each for each in self.given if each.alive or each.written()]
+            self.given.append(_Given(state[name]))
 
 
 def _place_of(padding: int | None, keys: Tensor) -> int | None:

@@ -8,9 +8,10 @@ This module also merges gradients of several steps into one push. `remote` handl
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD, AnyRule
 from trainers.ps.trainer.gradient import GroupGradient
 from trainers.ps.trainer.group import RemoteTable, TableGroup, begin_fetch
+from trainers.ps.trainer.jagged import Features, JaggedBatch
 from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
     RowRequest,
@@ -39,6 +41,9 @@ from trainers.ps.wire import LOADED, Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
 """The elements of one part, 128 MB."""
+
+Dense = dict[str, Tensor]
+"""Values, changes or gradients of dense parameters, by the name of the parameter."""
 
 
 @frozen(eq=False)
@@ -78,9 +83,9 @@ class DenseParameters:
         geo = asynchronous is not None and asynchronous.k_steps > 0
         self._refuses = asynchronous is not None
         self._watched = [each for each in parameters if not geo or each.group is None]
-        self._last: dict[str, Tensor] = {}
+        self._last: Dense = {}
         """The values of each parameter after the last exchange, on its device."""
-        self._unsent: dict[str, Tensor] = {}
+        self._unsent: Dense = {}
         """Flat values that the script has written."""
         self._rules = {dense.name: dense.rule for dense in parameters}
         self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
@@ -89,7 +94,7 @@ class DenseParameters:
                 self._pieces[block.server].append(_Piece(block, dense))
         self._by_table = [{piece.block.table: piece for piece in pieces} for pieces in self._pieces]
         self._all = [_wants(pieces) for pieces in self._pieces]
-        self.trained_wants = [
+        self._trained = [
             _wants([piece for piece in pieces if piece.dense.group is not None]) for pieces in self._pieces
         ]
         """For each server, the parts that request every trained value."""
@@ -111,23 +116,23 @@ class DenseParameters:
         """Find the values that the script has written since the last exchange, for the next push or for
         `send_written`.
 
-        Raise FleetError for values that the servers cannot accept.
+        Raises FleetError for values that the servers cannot accept.
         """
         written = self._written()
         for each in written:
             name = each.name
             if each.group is None and each.parameter.requires_grad:
                 raise UsageError(
-                    f"parameter {name!r} has changed and is in no optimizer that fleet has, so each trainer "
-                    "would train a copy. Give its optimizer to fleet.distributed_optimizer() before "
-                    "fleet.init_worker(). If your script sets the values itself, call requires_grad_(False)"
+                    f"Parameter {name!r} changed, but no optimizer of fleet has it, so each trainer would "
+                    "train a separate copy. Give its optimizer to fleet.distributed_optimizer() before "
+                    "fleet.init_worker(). If your script sets the values itself, call requires_grad_(False)."
                 )
             if each.group is not None and self._refuses:
                 raise NotSupportedError(
-                    f"parameter {name!r} was changed by the script. In async training its values are on the "
-                    "servers, where the pushes of all trainers change them, and the next exchange would "
-                    "overwrite the change. To set values once, call load_state_dict() of the module in all "
-                    'trainers; to change them in each step, use sync training or strategy.dense = "allreduce"'
+                    f"The script changed parameter {name!r}. In async training, the servers hold its "
+                    "values, and the next exchange would overwrite the change. To set values once, call "
+                    "load_state_dict() of the module in all trainers. To change them in each step, use sync "
+                    'training or strategy.dense = "allreduce".'
                 )
         copies = [each.parameter.detach().clone() for each in written]
         for each, copy, flat in zip(written, copies, self._here(copies), strict=True):
@@ -151,8 +156,8 @@ class DenseParameters:
             now, then = each.parameter, self._last[each.name]
             if (now.dtype, now.shape) != (then.dtype, then.shape):
                 raise UsageError(
-                    f"parameter {each.name!r} is {now.dtype} {list(now.shape)} now, and on the servers "
-                    f"{then.dtype} {list(then.shape)}; make such changes before fleet.init_worker()"
+                    f"Parameter {each.name!r} is now {now.dtype} {list(now.shape)}, but on the servers it "
+                    f"is {then.dtype} {list(then.shape)}. Make such changes before fleet.init_worker()."
                 )
         written = []
         for staging, places in self._by_device([each.parameter for each in some]):
@@ -164,7 +169,7 @@ class DenseParameters:
                 written += [some[place] for place, now, then in pairs if not same_bits(now, then)]
         return written
 
-    def gradients(self) -> dict[str, Tensor]:
+    def gradients(self) -> Dense:
         """Return flat float32 gradients by name. A parameter without a gradient is skipped, as by
         torch.optim.
         """
@@ -194,7 +199,7 @@ class DenseParameters:
             found.setdefault(tensor.device, []).append(place)
         return [(self._staging_for(device), places) for device, places in found.items()]
 
-    def changes(self) -> dict[str, Tensor]:
+    def changes(self) -> Dense:
         """Return the difference of each trained parameter from the values of the last exchange, flat, by
         name.
         """
@@ -227,9 +232,14 @@ class DenseParameters:
                 joined = torch.cat([piece.of(flats[piece.dense.name]) for piece in run])
                 parts.append(Part(run[0].block.table, field, joined, rate))
 
+    def add_wants(self, push: Sequence[list[Part]]) -> None:
+        """Append requests for every trained value to each server's push."""
+        for parts, wants in zip(push, self._trained, strict=True):
+            parts += wants
+
     def pulls(self, step: int, *, trained_only: bool) -> list[Request]:
         """Return the requests for the values as of `step`."""
-        wants = self.trained_wants if trained_only else self._all
+        wants = self._trained if trained_only else self._all
         return [
             Request(server=server, kind=Kind.PULL, number=step, parts=parts)
             for server, parts in enumerate(wants)
@@ -248,7 +258,7 @@ class DenseParameters:
                 self._last[taken[place].name] = value = value.view_as(parameter)
                 parameter.data.copy_(value)
 
-    def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, Tensor]:
+    def read(self, answers: Iterable[tuple[int, Message]]) -> Dense:
         """Return the flat values of the parameters that are complete in these answers."""
         blocks: dict[str, list[tuple[int, Tensor]]] = {}
         for server, reply in answers:
@@ -275,8 +285,8 @@ def _has_gradient(dense: DenseParameter) -> bool:
     grad = dense.parameter.grad
     if grad is not None and grad.is_sparse:
         raise NotSupportedError(
-            f"parameter {dense.name!r} has a sparse gradient and is not an nn.Embedding(sparse=True); "
-            "only embedding modules are served by rows"
+            f"Parameter {dense.name!r} has a sparse gradient, but is not an nn.Embedding(sparse=True). "
+            "Servers hold rows only for embedding modules."
         )
     return grad is not None
 
@@ -357,7 +367,7 @@ class GradientMerger:
         self._parameters = parameters
         self._groups = groups
         self._most = most
-        self._dense: list[dict[str, Tensor]] = []
+        self._dense: list[Dense] = []
         self._sparse: dict[int, list[tuple[int, GroupGradient]]] = {}
         """For each group, the gradients with the number of their step."""
         self._rates: list[Mapping[str | int, float]] = []
@@ -365,7 +375,7 @@ class GradientMerger:
         self.steps = 0
         """The number of steps, including those whose gradients were not finite."""
 
-    def add(self, dense: dict[str, Tensor]) -> None:
+    def add(self, dense: Dense) -> None:
         """Add the gradients of one step, which are these dense gradients and the gradients collected by the
         groups.
         """
@@ -392,7 +402,7 @@ class GradientMerger:
         self._dense, self._sparse, self._rates, self.steps = [], {}, [], 0
         # Use the largest rate, so a scaled gradient stays in the range of the type that is sent.
         largest = {key: max((step[key] for step in rates), key=abs) for key in (rates[0] if rates else ())}
-        total: dict[str, Tensor] = {}
+        total: Dense = {}
         for step, of in zip(dense, rates, strict=True):
             for name, gradient in step.items():
                 scaled = _scaled(gradient, of[name], largest[name])
@@ -430,47 +440,14 @@ def _scales(rule: AnyRule) -> bool:
     return _sums(rule) and isinstance(rule, SGD) and not rule.weight_decay
 
 
-Batches = Mapping[RemoteTable, Sequence[Tensor]]
+Batches = Mapping[RemoteTable | Features, Sequence[Any]]
+"""The ids with which the modules of tables will be called, and a Jagged for each call of a collection."""
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """The times at which gradients are sent and values fetched. `step` counts this trainer's steps. `ahead`
     is the number of batches by which to prefetch.
     """
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def ahead(self) -> int: ...
-
-    def start(self, step: int) -> None:
-        """Start at this step."""
-
-    def push(self, *, overflow: bool = False) -> None:
-        """Send the gradients of one step, and fetch the values of the next. With `overflow`, the gradients
-        are not finite and are not sent.
-        """
-
-    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """Prepare the rows of an upcoming batch. With `now`, the rows are used next and requested
-        immediately.
-        """
-
-    def refresh(self) -> None:
-        """Load the current dense values into the model, including all pushes of this trainer."""
-
-    def flush(self) -> None:
-        """Wait until every push has been applied, or in sync training has arrived. Also send the values that
-        the script has written into dense parameters.
-        """
-
-    def renew(self) -> None:
-        """Forget values of rows that were fetched earlier, because the servers have other values now."""
-
-
-class ServerExchange:
-    """The common base of the exchanges with servers."""
 
     def __init__(
         self,
@@ -489,25 +466,47 @@ class ServerExchange:
         self.ahead = 1
 
     def start(self, step: int) -> None:
+        """Start at this step."""
         self.step = step
         for group in self._groups:
             group.as_of = step
 
+    @abstractmethod
+    def push(self, *, overflow: bool = False) -> None:
+        """Send the gradients of one step, and fetch the values of the next. With `overflow`, the gradients
+        are not finite and are not sent.
+        """
+
+    @abstractmethod
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
+        """Prepare the rows of an upcoming batch. With `now`, the rows are used next and requested
+        immediately.
+        """
+
     def refresh(self) -> None:
+        """Load the current dense values into the model, including all pushes of this trainer."""
         self.flush()
+        self._dense.take(self._pull().wait())
+
+    def _pull(self) -> SentRequests:
+        """Request the current dense values."""
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
+        return SentRequests(self._client, pulls, [], self.step)
 
     def flush(self) -> None:
+        """Wait until every push has been applied, or in sync training has arrived. Also send the values that
+        the script has written into dense parameters.
+        """
         self._dense.notice()
         self._dense.send_written(self._client)
 
     def renew(self) -> None:
+        """Forget values of rows that were fetched earlier, because the servers have other values now."""
         for group in self._groups:
             group.drop_prepared()
 
 
-class SyncExchange(ServerExchange):
+class SyncExchange(Exchange):
     """Send one message to each server per step, with the gradients.
 
     The answer has the values of the next step, and the rows of the next batch if that batch was prefetched.
@@ -522,8 +521,7 @@ class SyncExchange(ServerExchange):
             self._dense.notice()
             self._dense.add_written(push)
             self._add_gradients(push)
-        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-            parts += wants
+        self._dense.add_wants(push)
         row_requests = unsent_training(self._groups)
         add_row_requests(push, row_requests)
         requests = push_requests(push, self.step, overflow=overflow)
@@ -544,7 +542,7 @@ class SyncExchange(ServerExchange):
         send_row_requests(self._client, self._servers, some, self.step)
 
 
-class AsyncExchange(ServerExchange):
+class AsyncExchange(Exchange):
     """Send pushes and wait for them later. Dense values are loaded when they arrive. See AsyncConfigs.
 
     The push of step i carries the row requests of batch i + 2. This batch is prefetched before step i, when
@@ -640,13 +638,11 @@ class AsyncExchange(ServerExchange):
         self._dense.add_written(push)
         self._merging.add_push(push)
         self._sent += 1
-        with_values = (
+        if (
             not self._configs.independent_recv_thread
             and self._sent % self._configs.min_send_grad_num_before_recv == 0
-        )
-        if with_values:
-            for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-                parts += wants
+        ):
+            self._dense.add_wants(push)
         add_row_requests(push, row_requests)
         requests = push_requests(push, self.step - 1)
         self._pushes.append(SentRequests(self._client, requests, row_requests, self.step))
@@ -659,20 +655,25 @@ class AsyncExchange(ServerExchange):
             if self._receiving.open:
                 return
             self._dense.take(self._receiving.wait())
-        pulls = self._dense.pulls(self.step, trained_only=True)
-        self._receiving = SentRequests(self._client, pulls, [], self.step)
+        self._receiving = self._pull()
 
 
 def prepare(batches: Batches) -> list[RowRequest]:
     """Prepare an upcoming batch, each group once."""
-    return [request for group, calls in by_group(batches).items() for request in group.prepare(calls)]
+    return [request for group, calls in by_group(batches).items() for request in group.prepare(*calls)]
 
 
-def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[Tensor]]]:
+def by_group(
+    batches: Batches,
+) -> dict[TableGroup, tuple[dict[int, Sequence[Tensor]], list[JaggedBatch]]]:
     """Return the batches in the form for `TableGroup.prepare`."""
-    found: dict[TableGroup, dict[int, Sequence[Tensor]]] = {}
+    found: dict[TableGroup, tuple[dict[int, Sequence[Tensor]], list[JaggedBatch]]] = {}
     for table, ids in batches.items():
-        found.setdefault(table.group, {})[table.place] = ids
+        calls, jagged = found.setdefault(table.group, ({}, []))
+        if isinstance(table, Features):
+            jagged += map(table.batch, ids)
+        else:
+            calls[table.place] = ids
     return found
 
 

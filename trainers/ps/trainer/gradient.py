@@ -9,11 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trainers.errors import UsageError
-from trainers.kernels.compiled import Keys
+from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import merge_runs
 from trainers.ps.tables.run import NOT_IN, Spans
 from trainers.ps.trainer.staging import Arriving, Staging
@@ -75,9 +74,13 @@ class _Batch(Protocol):
     @property
     def dim(self) -> int: ...
 
-    def keys_of(self, calls: Iterable[Any]) -> NDArray[np.bool_]: ...
+    @property
+    def every(self) -> Sequence[Any]:
+        """All calls of the batch."""
 
-    def as_pushed(self, rows: Tensor) -> NDArray[np.float32]: ...
+    def keys_of(self, calls: Iterable[Any]) -> Mask: ...
+
+    def as_pushed(self, rows: Tensor) -> Floats: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +88,8 @@ class Collected:
     """Gradients of the rows of a batch, from the calls that backward passes have reached."""
 
     batch: _Batch
-    reached: set[_Call] = field(default_factory=set)
-    rows: NDArray[np.float32] | None = None
+    reached: set[_Call]
+    rows: Floats | None = None
     """The gradients in the order of a push."""
     there: Tensor | None = None
     """The gradients on a device, in the order of the request."""
@@ -94,8 +97,17 @@ class Collected:
     """The tensors on their way from the device, and the number of this one among them."""
     sent: bool = False
     """True if a message has these rows, so they must be copied before they change."""
+    whole: bool = False
+    """True if all calls of the batch are reached, which `reached` then need not contain."""
 
-    def added(self) -> NDArray[np.float32]:
+    @property
+    def tables(self) -> set[int]:
+        """The tables of the reached calls."""
+        if self.whole:
+            return set(np.flatnonzero(self.batch.made).tolist())
+        return {each.table for each in self.reached}
+
+    def added(self) -> Floats:
         """Return the rows, for gradients to be added."""
         if self.arriving is not None:
             (arriving, number), self.arriving = self.arriving, None
@@ -109,7 +121,7 @@ class Collected:
         self.sent = False
         return self.rows
 
-    def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
+    def gradient(self, held: Mask) -> GroupGradient:
         """Return the gradient of the reached calls, for the servers that hold each table (`held`, (servers,
         tables)).
 
@@ -117,7 +129,9 @@ class Collected:
         """
         _, spans, keys = self.batch.pushed
         rows = self.added() if self.rows is None or self.arriving is not None else self.rows
-        made = np.bincount([each.table for each in self.reached], minlength=len(self.batch.made))
+        made = self.batch.made
+        if not self.whole:
+            made = np.bincount([each.table for each in self.reached], minlength=len(made))
         if (made == self.batch.made).all():
             self.sent = True
         else:
@@ -130,6 +144,8 @@ class Collected:
 
     def take(self, table: int) -> tuple[Tensor, Tensor]:
         """Remove the gradient of one table, and return its keys (n,) and rows (n, dim)."""
+        if self.whole:
+            self.reached, self.whole = set(self.batch.every), False
         calls = {each for each in self.reached if each.table == table}
         self.reached -= calls
         kept, rows = self.batch.keys_of(calls), self.added()
@@ -150,7 +166,7 @@ class Gradients:
 
     weights: Sequence[torch.nn.Parameter]
     names: Sequence[str]
-    bounded: NDArray[np.bool_]
+    bounded: Mask
     """True for tables with a fixed number of rows, (tables,) bool."""
     staging: Staging | None
     trained: bool = field(kw_only=True)
@@ -174,7 +190,7 @@ class Gradients:
     @property
     def tables(self) -> set[int]:
         """The tables with a gradient."""
-        reached = {call.table for each in self.batches for call in each.reached}
+        reached = set[int]().union(*(each.tables for each in self.batches))
         # After a hook that raised, or for a weight that was frozen meanwhile, torch has kept no gradient.
         return reached | {table for table, *_ in self.pieces} | {table for table, _ in self._owned()}
 
@@ -183,15 +199,27 @@ class Gradients:
         """A value that changes whenever a gradient is added, changed or removed."""
         return self.events, *(own._version for _, own in self._owned())
 
-    def of(self, batch: _Batch, calls: Sequence[_Call]) -> Collected:
-        """Return the place where the gradients of these calls are added."""
+    def of(self, batch: _Batch, calls: Sequence[_Call] | None) -> Collected:
+        """Return the object that collects the gradients of these calls of a batch, or of all if `calls` is
+        None. Create it if it is missing.
+        """
         self.events += 1
-        for each in self.batches:
-            if each.batch is batch:
-                each.reached.update(calls)
-                return each
-        self.batches.append(Collected(batch, set(calls)))
-        return self.batches[-1]
+        found = next((each for each in self.batches if each.batch is batch), None)
+        if found is None:
+            found = Collected(batch, set())
+            self.batches.append(found)
+        found.whole |= calls is None
+        found.reached.update(calls or ())
+        return found
+
+    @property
+    def accumulates(self) -> bool:
+        """True if a backward pass collects the gradients of all calls that it reaches."""
+        if ServedWeight.wanted or ServedWeight.followed or self.returning:
+            return False
+        with without_overrides():
+            trained = all(weight.requires_grad for weight in self.weights)
+        return trained and bool(torch._C._will_engine_execute_node(self.everything))
 
     def accumulating(
         self, reached: Sequence[tuple[_Reached, _Grad]]
@@ -243,7 +271,7 @@ class Gradients:
         self.pieces.append((table, keys, rows))
 
     def collect(self, table: int, keys: Tensor, rows: Tensor) -> Tensor | None:
-        """Collect or return the gradient. See `RowSource`."""
+        """Collect or return the gradient. See `RemoteTable.collect`."""
         with without_overrides():
             if not (ServedWeight.wanted or self._trains(table)):
                 return None
@@ -257,7 +285,7 @@ class Gradients:
 
     def take(self, table: int) -> tuple[Tensor, Tensor] | None:
         """Remove what was collected for one table, and return its keys (n,) and rows (n, dim)."""
-        batches = [each for each in self.batches if any(call.table == table for call in each.reached)]
+        batches = [each for each in self.batches if table in each.tables]
         pieces = [(keys, rows) for place, keys, rows in self.pieces if place == table]
         if not (batches or pieces):
             return None
@@ -265,7 +293,7 @@ class Gradients:
             begin_copy(away, self.staging)
         found = [each.take(table) for each in batches] + pieces
         self.pieces = [each for each in self.pieces if each[0] != table]
-        self.batches = [each for each in self.batches if each.reached]
+        self.batches = [each for each in self.batches if each.whole or each.reached]
         return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
 
     def keep(self, table: int) -> None:
@@ -313,13 +341,13 @@ class Gradients:
                 yield table, own
 
     def own_pieces(self) -> Iterator[Piece]:
-        """Yield the gradients of torch's own. Raise UsageError for a gradient that is not sparse."""
+        """Yield the gradients of torch's own. Raises UsageError for a gradient that is not sparse."""
         for table, own in self._owned():
             if not own.is_sparse:
                 raise UsageError(
-                    f"the gradient of {self.names[table]!r} became a dense tensor, of all its "
-                    "rows; servers take the rows of a sparse one. Let the hook return a sparse tensor "
-                    "(gradient * mask is one), or make the embedding with sparse=False"
+                    f"A hook turned the gradient of {self.names[table]!r} into a dense tensor of all rows, "
+                    "but servers need a sparse one. Return a sparse tensor from the hook (such as gradient "
+                    "* mask), or use sparse=False for the embedding."
                 )
             whole = own.detach().coalesce()
             rows = whole.values().to("cpu", torch.float32, copy=True)

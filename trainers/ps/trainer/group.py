@@ -13,13 +13,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trainers.kernels.compiled import Keys
+from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import (
     arrange_run,
@@ -27,7 +27,6 @@ from trainers.ps.kernels.batch import (
     distinct_run,
     find_run,
     gather_calls,
-    order_by_server,
     scatter_calls,
 )
 from trainers.ps.kernels.index import SECRET
@@ -81,22 +80,47 @@ class Batch:
     """
 
     def __init__(self, group: TableGroup, calls: Sequence[tuple[int, Tensor]], *, insert: bool) -> None:
+        flats = flat_ids([ids for _, ids in calls], group.staging)
+        tables = np.array([table for table, _ in calls], np.int64)
+        addresses = np.array([each.data_ptr() for each in flats], np.int64)
+        self._find(group, tables, addresses, [each.numel() for each in flats], insert=insert)
+        self._given = [ids for _, ids in calls]
+        for call in self.every:
+            call.version = version_of(call.ids)
+            self.calls.setdefault(call.table, []).append(call)
+
+    @cached_property
+    def every(self) -> Sequence[Call]:
+        """All calls."""
+        spans = zip(self.tables.tolist(), self._ids(), pairwise(self.starts.tolist()), strict=True)
+        return [Call(table, ids, 0, *span, self) for table, ids, span in spans]
+
+    def _ids(self) -> Sequence[Tensor]:
+        return self._given
+
+    def _find(
+        self, group: TableGroup, tables: Keys, addresses: Keys, sizes: Sequence[int] | Keys, *, insert: bool
+    ) -> None:
+        """Find the keys of calls, and prepare the request for their rows. The ids of each call are an int64
+        array at one of `addresses`, and `tables` (calls,) must ascend.
+        """
         self._group = group
         self.age = 0
         """The number of batches prepared since."""
-        flats = flat_ids([ids for _, ids in calls], group.staging)
-        tables = [table for table, _ in calls]
-        starts = np.zeros(len(calls) + 1, np.int64)
-        np.cumsum([each.numel() for each in flats], out=starts[1:])
-        self._find_keys(flats, starts, np.searchsorted(tables, np.arange(group.size + 1)))
-        self.made = np.bincount(tables, minlength=group.size)
-        """The number of calls of each table in this batch."""
         self.calls: dict[int, list[Call]] = {}
         """Calls that have not been made, by table."""
-        for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
-            call = Call(table, ids, version_of(ids), start, stop, self)
-            self.calls.setdefault(table, []).append(call)
-        self._firsts, self._sizes = self.ends[tables], np.diff(starts)
+        self.tables, self.starts = tables, np.zeros(len(tables) + 1, np.int64)
+        np.cumsum(sizes, out=self.starts[1:])
+        total = int(self.starts[-1])
+        ids, keys = np.empty(total, np.int64), np.empty(total, np.int64)
+        self.place, counts = np.empty(total, np.int64), np.empty(total, np.int64)
+        self.ends = np.zeros(group.size + 1, np.int64)
+        firsts = np.searchsorted(tables, np.arange(group.size + 1))
+        found = distinct_run(addresses, self.starts, firsts, SECRET, ids, keys, self.place, counts, self.ends)
+        self.keys, self.counts = keys[:found].copy(), counts[:found].copy()
+        self.padding, self.outside = group.find(self.keys, self.ends)
+        self.made = np.bincount(tables, minlength=group.size)
+        """The number of calls of each table in this batch."""
         self.moved, spans, sent = group.arranged(self.keys, self.ends, group.unrequested(self.padding))
         self.moved[self.moved < 0] = len(sent)  # zeros follow the requested rows, see `rows`
         self.request = group.request(sent, spans, insert=insert)
@@ -107,22 +131,12 @@ class Batch:
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
 
-    def _find_keys(self, flats: Sequence[Tensor], starts: Keys, firsts: Keys) -> None:
-        group, total = self._group, int(starts[-1])
-        addresses = np.array([each.data_ptr() for each in flats], np.int64)
-        ids, keys = np.empty(total, np.int64), np.empty(total, np.int64)
-        self.place, counts = np.empty(total, np.int64), np.empty(total, np.int64)
-        self.ends = np.zeros(group.size + 1, np.int64)
-        found = distinct_run(addresses, starts, firsts, SECRET, ids, keys, self.place, counts, self.ends)
-        self.keys, self.counts = keys[:found].copy(), counts[:found].copy()
-        self.padding, self.outside = group.find(self.keys, self.ends)
-
     @cached_property
-    def rows(self) -> NDArray[np.float32]:
+    def rows(self) -> Floats:
         """Rows (keys, dim) float32 in the order of the request, then zeros for keys outside the request.
         Reading them waits for the servers' answers.
         """
-        rows: NDArray[np.float32] = array_of(self.request.rows)
+        rows: Floats = array_of(self.request.rows)
         if missing := len(self.keys) - len(rows):
             rows = np.concatenate([rows, np.zeros((missing, self.dim), np.float32)])
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
@@ -187,7 +201,7 @@ class Batch:
         """The rows on the device of the group, or None on the CPU."""
         if self._group.staging is None:
             return None
-        index = self.moved[np.repeat(self._firsts, self._sizes) + self.place]
+        index = self.moved[np.repeat(self.ends[self.tables], np.diff(self.starts)) + self.place]
         return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
 
     def gather(self, calls: Sequence[Call]) -> list[Tensor]:
@@ -214,7 +228,7 @@ class Batch:
         if some:
             self._add(self._group.collected.of(self, [call for call, _ in some]), some)
         for each in own:
-            returned[each[0]] = self.returned(each[0], partial(self._add, some=[each]))
+            returned[each[0]] = self.returned([each[0]], partial(self._add, some=[each]))
         return [returned.get(call) for call in calls]
 
     def _add(self, to: Collected, some: Sequence[tuple[Call, Tensor]]) -> None:
@@ -230,26 +244,26 @@ class Batch:
         begins, sizes, firsts = self._of([call for call, _ in some])
         scatter_calls(addresses, strides, self.place, begins, sizes, self.pushed[0], firsts, to.added())
 
-    def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> Tensor | None:
+    def add(self, call: Call, add: Callable[[Floats], None]) -> Tensor | None:
         """Collect the gradient of one call. `add` adds it to rows in the order of a push. See `backward`."""
         some, own = self._group.collected.accumulating([(call, None)])
         if some:
             add(self._group.collected.of(self, [call]).added())
-        return self.returned(call, lambda to: add(to.added())) if own else None
+        return self.returned([call], lambda to: add(to.added())) if own else None
 
-    def returned(self, call: Call, add: Callable[[Collected], None]) -> Tensor:
-        """Return the gradient of one call for autograd."""
-        alone = Collected(self, {call})
+    def returned(self, calls: Sequence[Call], add: Callable[[Collected], None]) -> Tensor:
+        """Return the gradient of calls of one table for autograd."""
+        alone, table = Collected(self, {*calls}), calls[0].table
         add(alone)
         if alone.there is not None:
             begin_copy([alone], self._group.staging)
-        return self._group.collected.own_gradient(call.table, *alone.take(call.table))
+        return self._group.collected.own_gradient(table, *alone.take(table))
 
     @property
     def dim(self) -> int:
         return self._group.dim
 
-    def keys_of(self, calls: Iterable[Call]) -> NDArray[np.bool_]:
+    def keys_of(self, calls: Iterable[Call]) -> Mask:
         """Return a mask of the pushed keys that occur in these calls."""
         moved, _, sent = self.pushed
         kept = np.zeros(len(sent) + 1, np.bool_)  # the last place is for padding, which is at -1
@@ -258,9 +272,9 @@ class Batch:
             kept[moved[first + self.place[each.start : each.stop]]] = True
         return kept[:-1]
 
-    def as_pushed(self, rows: Tensor) -> NDArray[np.float32]:
+    def as_pushed(self, rows: Tensor) -> Floats:
         """Reorder gradients from the order of the request to the order of a push, which has no padding."""
-        found: NDArray[np.float32] = array_of(rows)
+        found: Floats = array_of(rows)
         moved, _, sent = self.pushed
         if moved is self.moved:
             return found
@@ -292,7 +306,9 @@ class RemoteTable:
         return self.group.anchor
 
     def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
-        """Return the keys of a call and their rows, (u, dim) float32."""
+        """Return the distinct keys of a call and their rows, (u, dim) float32. Raises IndexError for an id
+        out of range.
+        """
         return self.group.look_up(self.place, ids, insert=insert)
 
     def call(self, ids: Tensor) -> Call | None:
@@ -301,7 +317,7 @@ class RemoteTable:
         return self.group.call(self.place, ids) if direct else None
 
     def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
-        """See `RowSource`."""
+        """Collect the gradient of these rows in a backward pass, or return it if autograd must get it."""
         return self.group.collected.collect(self.place, keys, grad)
 
     def has_gradient(self) -> bool:
@@ -328,19 +344,14 @@ class RemoteTable:
         """Keep shows and clicks for the next push, which sends them for keys with a gradient."""
         self.group.add_stats(self.place, keys, stats)
 
-    def pull_rows(self, keys: Tensor, *, insert: bool) -> Tensor:
-        """Return rows (n, dim) float32 for distinct keys, (n,) int64."""
-        remote, dim = self.group.remote, self.sparse.spec.size
-        order, cuts = remote.order(self.place, keys)
-        asked = keys if order is None else keys[order]
-        spans = np.diff(cuts)[:, None]
-        request = RowRequest(self.sparse.table, dim, array_of(asked), spans, insert=insert)
+    def pull_rows(self, keys: Tensor) -> Tensor:
+        """Return rows (n, dim) float32 for distinct keys, (n,) int64, without new rows."""
+        remote = self.group.remote
+        moved, spans, sent = remote.arranged_alone(self.place, keys)
+        some = spans[:, self.place, None]
+        request = RowRequest(self.sparse.table, self.sparse.spec.size, sent, some, insert=False)
         remote.send([request])
-        if order is None:
-            return request.rows
-        rows = torch.empty(len(keys), dim)
-        rows[order] = request.rows
-        return rows
+        return request.rows[torch.from_numpy(moved)]
 
     def pull_all(self) -> Tensor | None:
         """Return every row of the module's table, (num_embeddings, dim) float32, or None if it is
@@ -351,7 +362,7 @@ class RemoteTable:
             return None
         rows = torch.empty(total, self.sparse.spec.size)
         for keys in self._chunks(total):
-            rows[keys] = self.pull_rows(keys, insert=False)
+            rows[keys] = self.pull_rows(keys)
         if self.sparse.zeros is not None:
             rows[self.sparse.zeros] = 0.0
         return rows
@@ -384,6 +395,8 @@ class TableGroup:
     prepared rows may have. `row_dtype` is the type in which gradients are sent.
     """
 
+    together: ClassVar[bool] = True  # `send` accepts requests of other groups too
+
     def __init__(
         self,
         sparse: Sequence[SparseParameter],
@@ -399,7 +412,7 @@ class TableGroup:
         """The same tables on the servers."""
         self.servers, self.client, self.row_dtype = servers, client, row_dtype
         self.as_of = 0
-        self._late = late
+        self.late = late
         self.first, self.size, self.dim = sparse[0].table, len(sparse), sparse[0].spec.size
         places = [holders(each.spec, servers) for each in sparse]
         self._holders = np.array([server for place in places for server in place], np.int64)
@@ -408,7 +421,7 @@ class TableGroup:
         """True if a server has rows of a table, (servers, tables) bool."""
         modules = [each.module for each in sparse]
         paddings = [module.padding_idx for module in modules]
-        limits = [row_limit(module) for module in modules]
+        limits = [each.limit for each in sparse]
         self._padding = np.array([-1 if each is None else each for each in paddings], np.int64)
         self._padded = np.array([each is not None for each in paddings])
         self._limits = np.array([-1 if each is None else each for each in limits], np.int64)
@@ -428,13 +441,13 @@ class TableGroup:
         ]
         """For each table, True if `pool` may call its module."""
         self.weights = [weight_of(module) for module in modules]
-        self._prepared: list[Batch] = []
+        self.prepared: list[Batch] = []
         self.anchor = torch.empty(0, requires_grad=True)
         """A tensor on which all outputs depend, for autograd."""
         self.collected = Gradients(
             self.weights,
             [each.name for each in sparse],
-            self._limits >= 0,
+            np.array([row_limit(module) is not None for module in modules]),
             self.staging,
             trained=self.trained,
             everything=leaf_of(self.anchor),
@@ -444,20 +457,21 @@ class TableGroup:
 
     # ---- Rows.
 
-    def prepare(self, calls: Mapping[int, Sequence[Tensor]]) -> list[RowRequest]:
-        """Prepare an upcoming batch. `calls` holds for each table the ids with which its module will be
-        called.
-        """
-        for each in self._prepared:
+    def prepare(
+        self, calls: Mapping[int, Sequence[Tensor]], jagged: Iterable[Batch] = ()
+    ) -> list[RowRequest]:
+        """Prepare an upcoming batch: for each table the ids of its calls, and batches of collections."""
+        for each in self.prepared:
             each.age += 1
-        most = max(_MAX_AHEAD, self._late + 1)
-        self._prepared = [each for each in self._prepared if each.age <= most]  # the others were never used
-        made = [
+        most = max(_MAX_AHEAD, self.late + 1)
+        self.prepared = [each for each in self.prepared if each.age <= most]  # the others were never used
+        made: list[Batch] = [
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)
         ]
+        made += jagged
         made = [each for each in made if (each.outside < 0).all()]  # its calls will raise the error
-        self._prepared += made
+        self.prepared += made
         return [each.request for each in made]
 
     def _fitting(self, calls: Mapping[int, Sequence[Tensor]]) -> Iterator[tuple[bool, list[int]]]:
@@ -491,11 +505,11 @@ class TableGroup:
 
     def drop_prepared(self) -> None:
         """Drop the prepared batches, so their rows are fetched again."""
-        self._prepared.clear()
+        self.prepared.clear()
 
     def unsent(self) -> list[RowRequest]:
         """Return the row requests of prepared batches that have not been sent."""
-        return [each.request for each in self._prepared if each.request.as_of is None]
+        return [each.request for each in self.prepared if each.request.as_of is None]
 
     def look_up(self, table: int, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
         """Return the keys of a call and their rows, (u, dim) float32."""
@@ -507,12 +521,12 @@ class TableGroup:
         return self._call(table, ids, insert=True)
 
     def _call(self, table: int, ids: Tensor, *, insert: bool) -> Call:
-        """Return the call, prepared or new. Raise IndexError for an id out of range."""
+        """Return the call, prepared or new. Raises IndexError for an id out of range."""
         self.tables[table].trains = insert
         call = self._take_prepared(table, ids)
         if call is not None:
             request = call.batch.request
-            late = request.as_of is None or self.as_of - request.as_of > self._late
+            late = request.as_of is None or self.as_of - request.as_of > self.late
             if not late and request.insert is insert:
                 return call
         # The row request was never sent, is too old, or was for another mode of the module.
@@ -523,7 +537,7 @@ class TableGroup:
 
     def _take_prepared(self, table: int, ids: Tensor) -> Call | None:
         """Return the call that was prepared with this tensor, unless the tensor has changed since."""
-        for batch in self._prepared:
+        for batch in self.prepared:
             calls = batch.calls.get(table, [])
             for number, call in enumerate(calls):
                 if same_ids(call.ids, ids) and call.version == version_of(ids):
@@ -537,11 +551,6 @@ class TableGroup:
         """
         return np.where(self._counted & self.without_padding, padding, -1)
 
-    def order(self, table: int, keys: Tensor) -> tuple[Tensor | None, list[int]]:
-        """Order keys by server. See `order_by_server`."""
-        some = slice(self._shares[table], self._shares[table + 1])
-        return order_by_server(keys, self._holders[some], self.servers)
-
     def arranged(self, keys: Keys, ends: Keys, skipped: Keys | None = None) -> tuple[Keys, Spans, Keys]:
         """Return the position of each key, the spans of each server, and the ordered keys. See
         `arrange_run`.
@@ -553,6 +562,12 @@ class TableGroup:
         arrange_run(keys, ends, skipped, self._holders, self._shares, moved, spans, sent)
         return moved, spans, sent[: spans.sum()]
 
+    def arranged_alone(self, table: int, keys: Tensor) -> tuple[Keys, Spans, Keys]:
+        """Arrange keys of one table."""
+        ends = np.zeros(self.size + 1, np.int64)
+        ends[table + 1 :] = len(keys)
+        return self.arranged(array_of(keys), ends)
+
     def find(self, keys: Keys, ends: Keys) -> tuple[Keys, Keys]:
         """Return for each table the place of its padding key and of a key out of range, or -1."""
         padding, outside = np.full(self.size, -1), np.full(self.size, -1)
@@ -560,10 +575,11 @@ class TableGroup:
             find_run(keys, ends, self._padding, self._padded, self._limits, padding, outside)
         return padding, outside
 
-    def refuse(self, table: int, key: int) -> None:
+    def refuse(self, table: int, key: int, where: str = "") -> None:
         sparse = self.tables[table].sparse
         raise IndexError(
-            f"embedding {sparse.name!r} has rows 0 to {self._limits[table] - 1}; id {key} is out of range"
+            f"Embedding {sparse.name!r} has rows 0 to {self._limits[table] - 1}, but was given the id "
+            f"{key}{where}"
         )
 
     # ---- Gradients.
@@ -606,7 +622,7 @@ class TableGroup:
             return None
         begin_fetch([self])
         collected = self.collected
-        batches = [each.gradient(self._held) for each in collected.batches if each.reached]
+        batches = [each.gradient(self._held) for each in collected.batches if each.whole or each.reached]
         pieces = [*collected.pieces, *collected.own_pieces()]
         found = [*batches, *(self._of_table(piece) for piece in pieces)]
         in_order = len(found) == 1 and (batches or self.servers == 1)
@@ -620,9 +636,7 @@ class TableGroup:
 
     def placed(self, table: int, keys: Tensor, rows: Tensor) -> GroupGradient:
         """Return rows of one table, with distinct keys, ordered by server."""
-        ends = np.zeros(self.size + 1, np.int64)
-        ends[table + 1 :] = len(keys)
-        moved, placed, sent = self.arranged(array_of(keys), ends)
+        moved, placed, sent = self.arranged_alone(table, keys)
         spans = np.full_like(placed, NOT_IN)
         spans[:, table] = placed[:, table]
         spans[~self._held] = NOT_IN

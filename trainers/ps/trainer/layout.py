@@ -39,6 +39,16 @@ from trainers.ps.tables.spec import (
     servers_for,
 )
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit, rows_of, weight_of
+from trainers.ps.trainer.torchrec import (
+    ROW_WISE,
+    CollectionTable,
+    collection_tables,
+    find_collections,
+    in_backward,
+    is_a,
+    placeholder_rule,
+    row_wise_rule,
+)
 
 # ---- Map a torch optimizer to the servers' rules.
 
@@ -53,14 +63,16 @@ def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) ->
     """Return the rule of one parameter. On sparse tables, Adam without further options means
     torch.optim.SparseAdam.
 
-    `maximize` is not part of a rule, because trainers send the negative gradient. Raise NotSupportedError
+    `maximize` is not part of a rule, because trainers send the negative gradient. Raises NotSupportedError
     with the name of the optimizer or the option.
     """
+    if (row_wise := row_wise_rule(optimizer, group, name, sparse=sparse)) is not None:
+        return row_wise
     check_supported(optimizer)
     kind = type(optimizer)
     if group.get("differentiable"):
         raise NotSupportedError(
-            f"{kind.__name__}(differentiable=True) is not supported on parameter servers; leave it out"
+            f"{kind.__name__}(differentiable=True) is not supported on parameter servers. Remove it."
         )
     if kind is torch.optim.SGD:
         return SGD(**_floats(group, "momentum", "dampening", "weight_decay", "nesterov"))
@@ -76,8 +88,8 @@ def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) ->
     if kind is torch.optim.SparseAdam:
         if not sparse:
             raise NotSupportedError(
-                f"SparseAdam cannot train {name!r}, which is dense; use torch.optim.Adam for dense "
-                "parameters (which updates the rows of nn.Embedding(sparse=True) as SparseAdam does)"
+                f"SparseAdam cannot train {name!r}, which is dense. Use torch.optim.Adam for dense "
+                "parameters. It updates the rows of nn.Embedding(sparse=True) as SparseAdam does."
             )
         return SparseAdam(*_betas(group), eps=float(group["eps"]))
     raise AssertionError(f"{kind.__name__} was checked, and has no rule")
@@ -86,10 +98,10 @@ def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) ->
 def check_supported(optimizer: Optimizer) -> None:
     """Raise NotSupportedError for an optimizer without a rule. Subclasses have no rule."""
     kind = type(optimizer)
-    if kind not in _KINDS:
+    if kind not in _KINDS and not is_a(optimizer, *ROW_WISE):
         raise NotSupportedError(
-            f"{kind.__module__}.{kind.__name__} is not supported on parameter servers; "
-            f"use one of torch.optim: {', '.join(each.__name__ for each in _KINDS)}"
+            f"{kind.__module__}.{kind.__name__} is not supported on parameter servers. Use one of "
+            f"torch.optim: {', '.join(each.__name__ for each in _KINDS)}."
         )
 
 
@@ -159,6 +171,15 @@ class SparseParameter:
     spec: TableSpec
     rule: AnyRule
     """The update rule of training. In geo training, this is the trainer's rule, not the servers' rule."""
+    config: CollectionTable | None = None
+    """The configuration of a table of a collection, or None for other tables."""
+    in_backward: bool = False
+    """True if apply_optimizer_in_backward gave the rule. The script then never sees a gradient."""
+
+    @property
+    def limit(self) -> int | None:
+        """The number of ids, or None if any id may have a row."""
+        return limit_of(self.module, self.config)
 
     @property
     def trained(self) -> bool:
@@ -186,6 +207,11 @@ class SparseParameter:
         return float(self.group["lr"]) if self.group is not None else 0.0
 
 
+def limit_of(module: EmbeddingModule, config: CollectionTable | None) -> int | None:
+    """Return the number of ids. A table of a collection has one on the meta device too."""
+    return config.limit if config is not None and module.weight.is_meta else row_limit(module)
+
+
 _ENOUGH_ROWS, _UNEVEN = 100_000, 1.5
 """The number of sent rows that is enough to judge the servers' shares, and the factor by which a server must
 exceed the average.
@@ -199,6 +225,8 @@ class Layout:
     dense: tuple[DenseParameter, ...]
     sparse: tuple[SparseParameter, ...]
     servers: int
+    collections: tuple[Module, ...] = ()
+    """TorchRec's collections, whose tables are among `sparse`."""
 
     def describe(self) -> str:
         """Describe how many whole and how many shared sparse tables each server has."""
@@ -236,8 +264,8 @@ class Layout:
         if not settings:
             return ""
         return (
-            f"server {most} sends {of_server[most] / mean:.1f} times as many bytes of rows as the "
-            f"average of {self.servers} servers. To share what is used most among more of them, add to the "
+            f"Server {most} sends {of_server[most] / mean:.1f} times as many bytes of rows as the average "
+            f"of {self.servers} servers. To divide the largest tables among more servers, add to the "
             f"settings in strategy.sparse_table_configs: {json.dumps(settings, ensure_ascii=False)}"
         )
 
@@ -258,7 +286,7 @@ class Layout:
 class LayoutOptions:
     """The settings of the strategy for the layout."""
 
-    configs: PsConfigs = dataclasses.field(default_factory=PsConfigs)
+    configs: PsConfigs = PsConfigs()
     tables: Mapping[str, TableConfigs] = dataclasses.field(default_factory=dict)
     geo: bool = False
     """Trainers train, and servers add up the changes."""
@@ -280,7 +308,7 @@ def plan_layout(
     servers: int,
     options: LayoutOptions,
 ) -> Layout:
-    """Return the layout of a model. Raise UsageError or NotSupportedError for a parameter that cannot be
+    """Return the layout of a model. Raises UsageError or NotSupportedError for a parameter that cannot be
     served.
     """
     trained = {
@@ -290,39 +318,48 @@ def plan_layout(
         for parameter in group["params"]
     }
     named = dict(model.named_parameters())
-    if stepped := [name for name, each in named.items() if hasattr(each, "_in_backward_optimizers")]:
-        raise NotSupportedError(
-            f"parameter {stepped[0]!r} has an optimizer that steps during the backward pass "
-            "(apply_optimizer_in_backward), which would train a copy in each trainer; give its optimizer to "
-            "fleet.distributed_optimizer() instead"
-        )
     foreign = trained.keys() - {id(parameter) for parameter in named.values()}
     if foreign:
         raise UsageError(
-            f"the optimizer has {len(foreign)} parameters that are not in the model given to "
-            "fleet.distributed_model(); construct it from that model's parameters()"
+            f"The optimizer has {len(foreign)} parameters that are not in the model given to "
+            "fleet.distributed_model(). Create the optimizer from that model's parameters()."
         )
     embeddings = {id(module.weight): module for _, module in find_embeddings(model)}
+    collected = collection_tables(model)
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
+    dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
+    if stepped := [name for name in dense_names if hasattr(named[name], "_in_backward_optimizers")]:
+        raise NotSupportedError(
+            f"Parameter {stepped[0]!r} is dense, and has an optimizer that steps during the backward pass "
+            "(apply_optimizer_in_backward), so each trainer would train a separate copy. Give this "
+            "optimizer to fleet.distributed_optimizer() instead, or use sparse=True for an embedding."
+        )
     _check_names(options.tables, sparse_names)
     sparse = _in_groups(
         [
-            _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), servers, options)
+            _plan_sparse(
+                name,
+                embeddings[id(named[name])],
+                collected.get(embeddings[id(named[name])]),
+                trained.get(id(named[name])),
+                servers,
+                options,
+            )
             for name in sparse_names
         ],
         servers,
     )
     if options.configs.disk_dir and all(each.spec.rows.bound is None for each in sparse):
         raise UsageError(
-            "ps_configs has disk_dir, and no table a bound: say with max_rows or max_bytes how much is to "
-            "be in memory"
+            "ps_configs has disk_dir, but no table has a bound. Set max_rows or max_bytes to the part that "
+            "stays in memory."
         )
-    dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
     if options.dense:
         dense = _plan_dense({name: named[name] for name in dense_names}, trained, servers, options)
     first = len(sparse)
-    return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers)
+    collections = tuple(each for _, each in find_collections(model))
+    return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers, collections)
 
 
 def _listed(counts: Sequence[int]) -> str:
@@ -341,8 +378,9 @@ def dense_of(model: Module) -> tuple[list[Parameter], list[torch.Tensor]]:
 
 
 def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
+    known = {*names, EVERY_TABLE}
     for name in tables:
-        if name not in (*names, EVERY_TABLE):
+        if name not in known:
             raise UsageError(
                 f"strategy.sparse_table_configs has the key {name!r}, which is not a sparse embedding of the "
                 f"model{nearest(name, names)}"
@@ -368,31 +406,42 @@ def _in_groups(tables: Iterable[SparseParameter], servers: int) -> list[SparsePa
 def _plan_sparse(
     name: str,
     module: EmbeddingModule,
+    config: CollectionTable | None,
     trained_by: _Trained | None,
     servers: int,
     options: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
-        raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
-    own = options.tables.get(name) or _of_every_table(options.tables, trained=trained_by is not None)
-    rule = own.rule or _rule(trained_by, sparse=True, name=name)
-    if own.rule is not None and own.lr is None and trained_by is None:
+        raise NotSupportedError(
+            f"Embedding {name!r} has rows of {module.embedding_dim} values; at most {MAX_DIM} are supported"
+        )
+    stepped = _rule_in_backward(name, weight_of(module))
+    if stepped is not None:
+        trained_by = None  # torch's other optimizers find no gradient
+    in_optimizer = trained_by is not None or stepped is not None
+    own = options.tables.get(name) or _of_every_table(options.tables, trained=in_optimizer)
+    rule, lr = stepped or (own.rule or _rule(trained_by, sparse=True, name=name), None)
+    rule, lr = own.rule or rule, lr if own.lr is None else own.lr
+    if own.rule is not None and lr is None and trained_by is None:
         raise UsageError(
-            f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
+            f"sparse_table_configs[{name!r}] has a rule without lr, and the optimizer has no rate for this "
+            "table. Add lr to the rule."
         )
     trained = not isinstance(rule, Fixed)
-    rows = _rows(name, module, own, servers, options.configs)
+    rows = _rows(name, module, config, own, servers, options.configs)
     if options.geo and rows.statistics:
-        raise NotSupportedError(f"statistics of {name!r} are not supported with geo training")
+        raise NotSupportedError(
+            f"Embedding {name!r} has statistics, which geo training does not support. Remove statistics."
+        )
     if rows.bound is not None:
         if options.geo:
             raise NotSupportedError(
-                f"embedding {name!r} is bounded, which is not supported with geo training: its trainers keep "
-                "every row that they have trained"
+                f"Embedding {name!r} has a bound, which geo training does not support, because its trainers "
+                "keep every row that they trained. Remove the bound."
             )
         if rows.bound.policy is EvictionPolicy.SCORE and not rows.statistics:
             raise UsageError(
-                f"embedding {name!r} has evict 'score' but no statistics; set statistics=True, or use 'lfu'"
+                f"Embedding {name!r} has evict 'score' but no statistics. Set statistics=True, or use 'lfu'."
             )
         sharing = servers if rows.bound.shared else rows.servers or servers
         rows = dataclasses.replace(rows, bound=rows.bound.on(sharing))
@@ -408,17 +457,19 @@ def _plan_sparse(
         name=name,
         module=module,
         group=trained_by.group if trained_by else None,
-        own_lr=own.lr,
+        own_lr=lr,
         table=-1,
         spec=spec,
         rule=rule,
+        config=config,
+        in_backward=stepped is not None,
     )
     zeros = planned.zeros
     if zeros is not None and row_limit(module) is not None and bool(weight_of(module)[zeros].any()):
         raise NotSupportedError(
-            f"embedding {name!r} has a padding row (id {zeros}) that is not zero. The servers may evict "
-            "rows of this table, and an evicted padding row reads as zeros. Set it to zeros, or use no bound "
-            "and no statistics"
+            f"Embedding {name!r} has a padding row (id {zeros}) that is not zero. The servers may evict "
+            "rows of this table, and an evicted padding row reads as zeros. Set it to zeros, or use no "
+            "bound and no statistics."
         )
     return planned
 
@@ -431,35 +482,68 @@ def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> Tab
     return found if trained else dataclasses.replace(found, rule=None, lr=None)
 
 
+def _rule_in_backward(name: str, weight: Parameter) -> tuple[AnyRule, float] | None:
+    """Return the rule and the learning rate of apply_optimizer_in_backward, or None."""
+    found = in_backward(name, weight)
+    if found is None:
+        return None
+    optimizer, kind, options = found
+    if (placeholder := placeholder_rule(kind, options, name)) is not None:
+        return placeholder
+    (group,) = optimizer.param_groups
+    ignored = sorted(options.keys() - optimizer.defaults.keys())
+    if ignored or maximizes(group):
+        raise NotSupportedError(
+            f"{kind.__name__} of {name!r} has {ignored[0] if ignored else 'maximize'}, which servers do not "
+            "support in apply_optimizer_in_backward. Remove it."
+        )
+    return rule_for(optimizer, group, sparse=True, name=name), float(group["lr"])
+
+
 def _rows(
-    name: str, module: EmbeddingModule, own: TableConfigs, servers: int, configs: PsConfigs
+    name: str,
+    module: EmbeddingModule,
+    config: CollectionTable | None,
+    own: TableConfigs,
+    servers: int,
+    configs: PsConfigs,
 ) -> RowOptions:
-    rows, limit = rows_of(module), row_limit(module)
+    rows, limit = rows_of(module), limit_of(module, config)
     entry = own.entry or rows.entry
     bound = own.bound or rows.bound or configs.bound
     if bound is not None and configs.bound is not None and not (bound.rows or bound.bytes):
         raise UsageError(
-            f"embedding {name!r} has ttl_s, and the job has a bound, which a table with a bound of its own "
-            "has no share in; give it max_rows or max_bytes too"
+            f"Embedding {name!r} has ttl_s, which replaces the job's bound for this table. Set max_rows or "
+            "max_bytes for the table too."
         )
     statistics = own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK
     if bound is not None and configs.disk_dir and (statistics or bound.ttl_s):
         raise UsageError(
-            f"embedding {name!r} has {'ttl_s' if bound.ttl_s else 'statistics'}, and the job disk_dir: rows "
-            "on a disk do not grow older; remove one of the two"
+            f"Embedding {name!r} has {'ttl_s' if bound.ttl_s else 'statistics'}, and the job has disk_dir, "
+            "but rows on disk do not age. Remove one of the two."
         )
     if own.servers is not None:
         shared = own.servers if own.servers < servers else 0
     else:
         values = 0 if limit is None else limit * module.embedding_dim
         shared = 0 if limit is None else servers_for(values, configs.table_mb_per_server, servers)
+    init, dtype = own.init or (rows.init if config is None else config.init(name)), rows.dtype
+    if config is not None:
+        dtype = config.dtype
+        if init is None and (module.weight.is_meta or bound is not None or statistics):
+            raise NotSupportedError(
+                f"Table {name!r} has init_fn {config.config.init_fn!r}, but servers make its rows when they "
+                "are used, and know only uniform_, normal_, constant_, zeros_ and ones_ of torch.nn.init. "
+                f"Set strategy.sparse_table_configs = {{{name!r}: {{'init': Uniform(-0.01, 0.01)}}}}, or "
+                "build the collection on a real device."
+            )
     return RowOptions(
-        init=own.init or rows.init,
+        init=init or rows.init,
         entry=entry,
         low=max(own.low, rows.low),
         high=min(own.high, rows.high),
         statistics=statistics,
-        dtype=rows.dtype if own.dtype is None else RowType.of(own.dtype),
+        dtype=dtype if own.dtype is None else RowType.of(own.dtype),
         bound=bound,
         servers=shared,
     )
@@ -511,7 +595,7 @@ def _numbered(dense: list[DenseParameter], servers: int, first: int) -> list[Den
 
 def _cut(name: str, parameter: Parameter, servers: int, configs: PsConfigs) -> list[tuple[int, int]]:
     if parameter.dtype != torch.float32:
-        raise NotSupportedError(f"parameter {name!r} is {parameter.dtype}; servers keep float32")
+        raise NotSupportedError(f"Parameter {name!r} is {parameter.dtype}; servers support only float32")
     elements = parameter.numel()
     row = elements // parameter.shape[0] if parameter.dim() > 1 and elements else 1
     return block_slices(elements, row, servers, configs.slice_var_up, MAX_BLOCK)

@@ -7,7 +7,8 @@ GeoCommunicator. Servers add them up, so values move by the average change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.nn import Parameter
 from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.collective.averaging import PendingAverage
-from trainers.collective.group import cpu_group, group_of
+from trainers.collective.group import anyone, cpu_group, group_of
 from trainers.collective.group import start as join_group
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.client import Client
@@ -28,7 +29,7 @@ from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, ServerExchange, by_group
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
 from trainers.ps.trainer.gradient import GroupGradient
 from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
@@ -196,6 +197,8 @@ class _CachedRequest(RowRequest):
 class CachedGroup(TableGroup):
     """The tables of a group in geo training. Rows are in this process, as if one server existed."""
 
+    together = False
+
     def __init__(self, remote: TableGroup) -> None:
         sparse = [table.sparse for table in remote.tables]
         super().__init__(sparse, 1, remote.client, staging_for=lambda device: remote.staging)
@@ -245,7 +248,7 @@ def _part(spans: Spans, start: int, stop: int) -> Spans:
     return starts[1:] - starts[:-1]
 
 
-class GeoExchange(ServerExchange):
+class GeoExchange(Exchange):
     """Geo training: trainers train their own rows and dense values, and exchange the changes every k steps.
     `local_step` trains the dense parameters.
     """
@@ -282,7 +285,7 @@ class GeoExchange(ServerExchange):
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """Prefetch rows, except in evaluation. There, calls request rows after the changes have been sent."""
         for group, calls in by_group(batches).items():
-            group.send([each for each in group.prepare(calls) if each.insert])
+            group.send([each for each in group.prepare(*calls) if each.insert])
 
     def renew(self) -> None:
         for group in self._cached:
@@ -339,8 +342,7 @@ class GeoExchange(ServerExchange):
                 wanted = group.remote.request(array_of(sent.keys), np.maximum(sent.spans, 0), insert=True)
                 requests.append((group, sent, wanted))
         if dense is not None:
-            for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-                parts += wants
+            self._dense.add_wants(push)
         asked = [request for *_, request in requests]
         add_row_requests(push, asked)
         self._dense.take(SentRequests(self._client, push_requests(push, number), asked, self.step).wait())
@@ -351,69 +353,32 @@ class GeoExchange(ServerExchange):
 
 class AllReduced:
     """Dense parameters that no server holds. All-reduce averages their gradients, and each trainer updates
-    its copy. All trainers therefore step together, independently of the servers. The wrapped exchange handles
-    sparse tables.
+    its copy. All trainers therefore step together, independently of the servers.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        identity: Identity,
-        parameters: Sequence[Parameter],
-        buffers: Sequence[Tensor],
-        local_step: Callback,
-    ) -> None:
-        self._exchange = exchange
-        self._parameters = parameters
-        self._buffers = buffers
-        self._local_step = local_step
+    def __init__(self, identity: Identity, local: LocalTraining) -> None:
+        self._local = local
         join_group(identity)
         cpu_group()  # creates the group, at the same moment in all trainers
-        self._take_first()
+        self.take_first()
 
-    def _take_first(self) -> None:
+    def take_first(self) -> None:
         """Take trainer 0's values."""
-        for tensor in (*self._parameters, *self._buffers):
+        for tensor in (*self._local.dense, *self._local.buffers):
             dist.broadcast(tensor.data, src=0, group=group_of(tensor))
 
-    @property
-    def step(self) -> int:
-        return self._exchange.step
-
-    @property
-    def ahead(self) -> int:
-        return self._exchange.ahead
-
-    def start(self, step: int) -> None:
-        self._exchange.start(step)
-
-    def push(self, *, overflow: bool = False) -> None:
-        if overflow:
-            self._exchange.push(overflow=True)
-            return
-        average = PendingAverage(_gradients(self._parameters))
-        self._exchange.push()
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Average the gradients during a push to the servers, and update the parameters after it."""
+        average = PendingAverage(_gradients(self._local.dense))
+        yield
         average.finish()
-        self._local_step()
+        self._local.step()
 
-    def agree(self, overflow: bool) -> bool:
+    @staticmethod
+    def agree(overflow: bool) -> bool:
         """Return True if any trainer's gradients are not finite. All trainers must call it."""
-        found = torch.tensor([int(overflow)])
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=cpu_group())
-        return bool(found.item())
-
-    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        self._exchange.prefetch(batches, now=now)
-
-    def refresh(self) -> None:
-        self._exchange.refresh()
-
-    def flush(self) -> None:
-        self._exchange.flush()
-
-    def renew(self) -> None:
-        self._take_first()
-        self._exchange.renew()
+        return anyone(overflow)
 
 
 def _gradients(parameters: Sequence[Parameter]) -> list[Tensor]:

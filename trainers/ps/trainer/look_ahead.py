@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Callback, Integers, Say
+from fleetrun.aliases import Callback, Integers, ShowText
 from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
 from trainers.errors import UsageError
 from trainers.ps.trainer.purity import obstacle, read_again
 from trainers.ps.trainer.remote import same_ids
+from trainers.ps.trainer.torchrec import is_jagged, jagged_parts
 
 _KNOWN = (
     ("torch.utils.data", "DataLoader"),
@@ -46,7 +47,12 @@ _KINDS = 256
 _CHANGES = 8
 """The number of wrong predictions for a kind of batches, after which predictions for this kind end."""
 
-Calls = list[tuple[Module, Tensor]]
+_PIPELINE = 4
+"""The most batches that a pipeline may have drawn without a call."""
+
+Ids = Any
+"""A tensor, or a KeyedJaggedTensor for a collection of TorchRec."""
+Calls = list[tuple[Module, Ids]]
 Kind = tuple[object, ...]
 Prefetch = Callable[[Calls, bool], None]
 """A function that prepares the rows of a batch's calls. True means that they are used next."""
@@ -62,7 +68,7 @@ class _View:
     stride: Integers = ()
     offset: int = 0
 
-    def of(self, leaves: Sequence[Tensor]) -> Tensor:
+    def of(self, leaves: Sequence[Ids]) -> Ids:
         leaf = leaves[self.leaf]
         if self.size is None:
             return leaf
@@ -90,8 +96,8 @@ class LookAhead:
         prefetch: Prefetch,
         ahead: int,
         *,
-        every: bool = False,
-        report: Say | None = None,
+        every: bool,
+        report: ShowText | None,
     ) -> None:
         self._prefetch, self.ahead, self.every, self._report = prefetch, ahead, every, report
         self._loops: WeakValueDictionary[int, _Loop] = WeakValueDictionary()
@@ -100,6 +106,10 @@ class LookAhead:
         self._predictions: dict[Kind, _Prediction] = {}
         self._given: _Given | None = None
         """The batch of the current step."""
+        self._drawn: deque[_Given] = deque(maxlen=_PIPELINE)
+        """Batches with a KeyedJaggedTensor without a step, the newest last."""
+        self.lag = 0
+        """The number of batches that the script draws before it uses one, as TorchRec's pipelines do."""
         self.active = True
 
     def watch(self) -> Callback:
@@ -116,24 +126,37 @@ class LookAhead:
 
         return end
 
-    def called(self, module: Module, ids: Tensor) -> None:
+    def called(self, module: Module, ids: Ids) -> None:
         """Record the call of a served embedding.
 
         Outside of known loops, a step starts when its first module is called again.
         """
         if not self.active:
             return
+        if not isinstance(ids, Tensor):
+            self._find(ids)
         if self._given is None or self._given.first is module:
             if self._given is not None:
                 self.learn(self._given)
             self._given = self.expected(_Given(None, [ids], first=module), now=True)
         self._given.calls.append((module, ids))
 
+    def _find(self, ids: Ids) -> None:
+        """Find the batch of this KeyedJaggedTensor among those drawn."""
+        for lag, given in enumerate(reversed(self._drawn)):
+            if any(_same(leaf, ids) for leaf in given.leaves):
+                self._given, self.lag = given, lag
+                return
+
     def stepped(self) -> None:
         """Record a step of the optimizer. Later calls in the turn of a batch belong to other steps, each with
         a part of the batch.
         """
         if self._given is not None and self._given.first is None:
+            if self._given in self._drawn:
+                self.learn(self._given)
+                while self._drawn.popleft() is not self._given:
+                    pass
             self._given = None
 
     @property
@@ -143,9 +166,9 @@ class LookAhead:
         """
         return self.active and self._thread == threading.get_ident() and self._process == os.getpid()
 
-    def _looking(self, method: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    def _looking(self, method: Callable[[object], Iterator[object]]) -> Callable[[object], Iterator[object]]:
         @wraps(method)
-        def over(batches: Any) -> Iterator[Any]:
+        def over(batches: object) -> Iterator[object]:
             found = method(batches)
             if not self.usable:
                 return found
@@ -161,16 +184,17 @@ class LookAhead:
         """Print once how to read ahead in a loop like this."""
         if self._report is not None and self.ahead:
             self._report(
-                "the rows of a batch are requested when its turn comes, and not earlier, because a script "
-                f"could notice that this loop is read ahead: it has the {reason}. If its batches do not "
-                'depend on the steps before them, set strategy.ps_configs = {"read_ahead": True}, or loop '
-                "over fleet.prefetch(loader, ids)"
+                "Rows are not requested ahead in this loop, because reading ahead could change what the "
+                f"script sees: the loop has the {reason}. If its batches do not depend on earlier steps, "
+                'set strategy.ps_configs = {"read_ahead": True}, or loop over fleet.prefetch(loader, ids).'
             )
             self._report = None
 
     def gives(self, given: _Given | None) -> None:
         """Start the turn of a batch, to which calls belong from now on. None means that a loop has ended."""
         self._given = given
+        if given is not None and not all(isinstance(leaf, Tensor) for leaf in given.leaves):
+            self._drawn.append(given)
 
     def expected(self, given: _Given, *, now: bool) -> _Given:
         """Prepare the rows of a batch as far as its calls can be predicted. `now` means that the batch is
@@ -204,12 +228,12 @@ class LookAhead:
         known.views = views if known.changes < _CHANGES and self._predictions.get(kind) is known else ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Given:
     """A batch with its predicted and its actual calls."""
 
     batch: Any
-    leaves: Sequence[Tensor]
+    leaves: Sequence[Ids]
     """The tensors of the batch that may be ids. Outside of known loops, the ids in the call of the `first`
     module.
     """
@@ -224,8 +248,10 @@ class _Given:
         """Two keys that batches of the same kind share. Use the first if all ids are leaves, and the second
         if some ids are parts.
         """
-        loose = tuple((each.dtype, each.dim()) for each in self.leaves)
-        exact = tuple((each.dtype, each.shape, each.stride()) for each in self.leaves)
+        tensors = [each for each in self.leaves if isinstance(each, Tensor)]
+        jagged = [tuple(each.keys()) for each in self.leaves if not isinstance(each, Tensor)]
+        loose = *((each.dtype, each.dim()) for each in tensors), *jagged
+        exact = *((each.dtype, each.shape, each.stride()) for each in tensors), *jagged
         return (self.first, loose), (self.first, exact)
 
     @property
@@ -233,18 +259,24 @@ class _Given:
         """True if all predicted calls were made in this order, perhaps among other calls."""
         made = iter(self.calls)
         return all(
-            any(module is each and ids.data_ptr() == its.data_ptr() for each, its in made)
+            any(module is each and _begins_as(ids, its) for each, its in made)
             for module, ids in self.predicted
         )
 
-    def view(self, module: Module, ids: Tensor) -> _View | None:
+    def view(self, module: Module, ids: Ids) -> _View | None:
         """Return the view of these ids, or None if the ids are not in the batch."""
         for number, leaf in enumerate(self.leaves):
-            if same_ids(leaf, ids):
+            if _same(leaf, ids):
                 return _View(module, number)
+        if not isinstance(ids, Tensor):
+            return None
         memory = ids.untyped_storage().data_ptr()
         for number, leaf in enumerate(self.leaves):
-            if leaf.untyped_storage().data_ptr() != memory or leaf.dtype is not ids.dtype:
+            if (
+                not isinstance(leaf, Tensor)
+                or leaf.untyped_storage().data_ptr() != memory
+                or leaf.dtype is not ids.dtype
+            ):
                 continue  # on another device, the addresses differ too
             offset = int(ids.storage_offset()) - int(leaf.storage_offset())
             if self.first is not None or 0 <= offset <= offset + _extent(ids) <= _extent(leaf):
@@ -252,21 +284,23 @@ class _Given:
         return None
 
 
-class _Loop(Iterator[Any]):
+class _Loop(Iterator[object]):
     """An iterator over batches. If its source is an `Arriving`, the source reports whether its next batch has
     arrived, and receives each batch at its turn.
     """
 
-    def __init__(self, look: LookAhead, batches: Iterator[Any]) -> None:
+    def __init__(self, look: LookAhead, batches: Iterator[object]) -> None:
         self._look, self._batches = look, batches
         self._arriving = batches if isinstance(batches, Arriving) else None
 
-    def reads(self, batches: Iterator[Any]) -> bool:
+    def reads(self, batches: Iterator[object]) -> bool:
         return self._batches is batches
 
     def begin(self, loader: Any) -> None:
         """Start a pass of this loader or data set."""
         self._coming: deque[_Given] = deque()
+        self._held: deque[_Given] = deque()
+        """The batches of a pipeline whose rows it is too early to request."""
         self._error: Exception | None = None
         """The error to raise once the batches before it have had their turns."""
         self._given: _Given | None = None
@@ -282,7 +316,7 @@ class _Loop(Iterator[Any]):
             if not loader.num_workers:
                 self._indices = self._batches._sampler_iter = _Indices(self._batches._sampler_iter)  # type: ignore[attr-defined]  # torch's
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         look = self._look
         if look.usable:
             if self._given is not None:
@@ -314,6 +348,7 @@ class _Loop(Iterator[Any]):
         look = self._look
         return (
             1 < self._drawn < self._end
+            and not look.lag
             and len(self._coming) < look.ahead
             and self._error is None
             and look.usable
@@ -321,7 +356,7 @@ class _Loop(Iterator[Any]):
             and not torch.is_inference_mode_enabled()  # such tensors cannot be used outside
         )
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._batches, name)
 
     def __len__(self) -> int:
@@ -340,13 +375,18 @@ class _Loop(Iterator[Any]):
         self._drawn += 1
         given = _Given(batch, [], index=self._indices.last if early and self._indices is not None else None)
         self._coming.append(self._expected(given, now=not early))
-        if given.predicted and self._reason:
+        if given.predicted and self._reason and not self._look.lag:
             self._look.suggest(self._reason)
 
     def _expected(self, given: _Given, *, now: bool) -> _Given:
         if self._look.usable:
             given.leaves = list(_leaves(given.batch))
-            self._look.expected(given, now=now)
+            if not self._look.lag:
+                self._look.expected(given, now=now)
+                return given
+            self._held.append(given)
+            while len(self._held) > max(0, self._look.lag - self._look.ahead):
+                self._look.expected(self._held.popleft(), now=False)
         return given
 
     def _check_size(self) -> None:
@@ -354,8 +394,8 @@ class _Loop(Iterator[Any]):
         size = getattr(self._order, "batch_size", None)
         if size != self._size:
             raise UsageError(
-                f"the batch_size of a loader's sampler was changed from {self._size} to {size} in a loop "
-                "whose next batches had been read; change it between two loops, or use a sampler of your own"
+                f"The batch_size of a loader's sampler changed from {self._size} to {size} in a loop that "
+                "had already read the next batches. Change it between two loops, or use your own sampler."
             )
 
     def _current(self, given: _Given) -> _Given:
@@ -373,25 +413,42 @@ class _Loop(Iterator[Any]):
         return self._expected(_Given(batch, []), now=True)
 
 
-class _Indices(Iterator[Any]):
+class _Indices(Iterator[Sequence[int]]):
     """The indices of a loader. `last` is the newest index."""
 
-    def __init__(self, indices: Iterator[Any]) -> None:
+    def __init__(self, indices: Iterator[Sequence[int]]) -> None:
         self._indices = indices
-        self.last: Any = None
+        self.last: Sequence[int] | None = None
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Sequence[int]:
         self.last = next(self._indices)
         return self.last
 
 
-def _leaves(batch: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Yield the tensors of a batch that may be ids."""
+def _same(leaf: Ids, ids: Ids) -> bool:
+    """Return True if both are the same memory. The weights of a KeyedJaggedTensor do not matter."""
+    if isinstance(leaf, Tensor) or isinstance(ids, Tensor):
+        return isinstance(leaf, Tensor) and isinstance(ids, Tensor) and same_ids(leaf, ids)
+    one, other = jagged_parts(leaf), jagged_parts(ids)
+    return one[0] == other[0] and all(map(same_ids, one[1:], other[1:]))
+
+
+def _begins_as(ids: Ids, its: Ids) -> bool:
+    if isinstance(ids, Tensor) and isinstance(its, Tensor):
+        return ids.data_ptr() == its.data_ptr()
+    return _same(ids, its)
+
+
+def _leaves(batch: object, depth: int = 0) -> Iterator[Ids]:
+    """Yield the tensors of a batch that may be ids, and its KeyedJaggedTensors."""
+    if is_jagged(batch):
+        yield batch
+        return
     if isinstance(batch, Tensor):
         if batch.is_cpu and batch.dtype in (torch.int64, torch.int32) and batch.layout is torch.strided:
             yield batch
         return
-    inner: Iterable[Any] = ()
+    inner: Iterable[object] = ()
     if isinstance(batch, Mapping):
         inner = batch.values()
     elif isinstance(batch, list | tuple):

@@ -8,6 +8,7 @@ defines ServedEmbedding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.nn import Module, Parameter
@@ -15,6 +16,7 @@ from torch.nn import Module, Parameter
 from trainers.checks import is_whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.spec import Bound, Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
+from trainers.ps.trainer.torchrec import collection_tables
 
 
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
@@ -31,7 +33,7 @@ def Normal(mean: float = 0.0, std: float = 0.01, seed: int = 0) -> Initializer:
     (seed, key, column).
     """
     if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
-        raise UsageError(f"Normal({mean}, {std}): both must be finite, and std not negative")
+        raise UsageError(f"Normal({mean}, {std}): both must be finite, and std must be at least 0")
     return Initializer(InitKind.NORMAL, float(mean), float(std), _seed(seed))
 
 
@@ -119,8 +121,8 @@ class SparseEmbedding(Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         raise UsageError(
-            "SparseEmbedding was called while no server has its rows; pass the model to "
-            "fleet.distributed_model() and call it between fleet.init_worker() and fleet.stop_worker()"
+            "SparseEmbedding was called, but no server has its rows. Pass the model to "
+            "fleet.distributed_model(), and call it between fleet.init_worker() and fleet.stop_worker()."
         )
 
     def extra_repr(self) -> str:
@@ -139,20 +141,26 @@ EmbeddingModule = torch.nn.Embedding | torch.nn.EmbeddingBag | SparseEmbedding
 
 
 def find_embeddings(model: Module) -> list[tuple[str, EmbeddingModule]]:
-    """Return the sparse embeddings of a model by name. Raise NotSupportedError for one that cannot be
-    served.
+    """Return the sparse embeddings of a model by name, and the tables of TorchRec's collections. Raises
+    NotSupportedError for one that cannot be served.
     """
-    found = []
+    found, collected = [], collection_tables(model)
+    users: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        bounded = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        for each in {id(parameter) for parameter in module._parameters.values()}:
+            users.setdefault(each, []).append(name)
+        bounded = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and (
+            module.sparse or module in collected
+        )
         if getattr(module, "max_norm", None) is not None:
             raise NotSupportedError(
-                f"module {name!r} has max_norm={module.max_norm}, which servers do not apply; leave it out, "
-                "or bound each value by the low and high of a SparseEmbedding"
+                f"Module {name!r} has max_norm={module.max_norm}, which servers do not support. Remove it, "
+                "or bound each value with low and high of a SparseEmbedding."
             )
         if isinstance(module, SparseEmbedding) or bounded:
-            _check(model, name, module)
             found.append((name, module))
+    for name, module in found:
+        _check(name, module, users.get(id(module.weight), ()))
     return found
 
 
@@ -212,21 +220,19 @@ def rows_of(module: EmbeddingModule) -> RowOptions:
     return RowOptions(init=Initializer(InitKind.NORMAL, 0.0, 1.0), dtype=dtype)
 
 
-def _check(model: Module, name: str, module: EmbeddingModule) -> None:
+def _check(name: str, module: EmbeddingModule, users: Sequence[str]) -> None:
     forward = type(module).forward
     known = (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward)
     if not isinstance(module, SparseEmbedding) and forward not in known:
-        raise NotSupportedError(f"embedding {name!r} is a {type(module).__name__} with a forward of its own")
+        raise NotSupportedError(
+            f"Embedding {name!r} is a {type(module).__name__} with its own forward, which servers cannot "
+            f"run. Use sparse=False for {name!r}."
+        )
     if module.weight.dtype not in _ROW_TYPES:
         raise NotSupportedError(
-            f"embedding {name!r} is {module.weight.dtype}; servers keep float32, bfloat16 or float16"
+            f"Embedding {name!r} is {module.weight.dtype}; servers support float32, bfloat16 and float16"
         )
-    users = [
-        where
-        for where, other in model.named_modules()
-        if any(parameter is module.weight for parameter in other.parameters(recurse=False))
-    ]
     if len(users) > 1:
         raise NotSupportedError(
-            f"embedding {name!r} shares its weight with {', '.join(users)}; use sparse=False there"
+            f"Embedding {name!r} shares its weight with {', '.join(users)}. Use sparse=False for {name!r}."
         )

@@ -59,38 +59,36 @@ class _Pool(torch.autograd.Function):
         mean: bool,
     ) -> Tensor:
         ctx.save_for_backward(weights)
-        ctx.call, ctx.ends, ctx.mean = call, ends, mean
-        bags = _Bags(call, call.batch.moved)
-        out = torch.zeros(len(ends), call.batch.rows.shape[1])
-        pool_bags(call.batch.rows, *bags.of, ends, _values(weights), mean, out.numpy())
+        ctx.call = call
+        out = torch.empty(len(ends), call.batch.rows.shape[1])
+        features, bounds = ctx.bags = _bags(call, ends, mean)
+        batch = call.batch
+        pool_bags(batch.rows, batch.place, batch.moved, features, bounds, _values(weights), out.numpy())
         return out
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
-        call, batch = ctx.call, ctx.call.batch
+        call, batch, (features, bounds) = ctx.call, ctx.call.batch, ctx.bags
         given = array_of(grads[0].resolve_neg().float())
         of_rows = of_weights = None
         if ctx.needs_input_grad[1]:
-            bags = _Bags(call, batch.pushed[0])
-            of_rows = batch.add(
-                call, lambda out: scatter_bags(given, *bags.of, ctx.ends, _values(weights), ctx.mean, out)
-            )
+            pushed = batch.place, batch.pushed[0], features, bounds, _values(weights)
+            of_rows = batch.add(call, lambda out: scatter_bags(given, *pushed, out))
         if ctx.needs_input_grad[2]:
             of_weights = torch.zeros_like(weights, memory_format=torch.contiguous_format)
-            bags = _Bags(call, batch.moved)
-            weigh_bags(given, batch.rows, *bags.of, ctx.ends, of_weights.view(-1).numpy())
+            weigh_bags(
+                given, batch.rows, batch.place, batch.moved, features, bounds, of_weights.view(-1).numpy()
+            )
         return None, of_rows, of_weights, None, None, None
 
 
-class _Bags:
-    """The place of each id of a call, the positions of the rows, and the place of padding, or -1."""
-
-    def __init__(self, call: Call, moved: Keys) -> None:
-        batch, table = call.batch, call.table
-        places = batch.place[call.start : call.stop]
-        self.of = places, moved[batch.ends[table] : batch.ends[table + 1]], int(batch.padding[table])
+def _bags(call: Call, ends: Keys, mean: bool) -> tuple[Keys, Keys]:
+    """Return the single feature and the limits of its bags, for the kernels."""
+    batch, table = call.batch, call.table
+    feature = 0, -call.start, batch.ends[table], batch.padding[table], 0, mean
+    return np.array([feature], np.int64), np.append(0, ends)
 
 
 def _values(weights: Tensor | None) -> Floats:

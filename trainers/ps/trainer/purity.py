@@ -97,7 +97,7 @@ def _is_pure(data: Any) -> bool:
     )
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     """Return the full name of a function, or of the class of an object."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"

@@ -10,13 +10,14 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetrun.frozen import frozen
-from trainers.errors import ServerError, UsageError
+from trainers.errors import ServerError
+from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import union_runs
+from trainers.ps.tables.run import Spans
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 
 
@@ -66,19 +67,14 @@ class RowRequest:
         self,
         table: int,
         dim: int,
-        keys: NDArray[np.int64],
-        spans: NDArray[np.int64],
+        keys: Keys,
+        spans: Spans,
         *,
         insert: bool,
         counted: bool = False,
-        requested: NDArray[np.int64] | None = None,
+        requested: Spans | None = None,
     ) -> None:
         self.keys, self._dim = keys, dim
-        if self.bytes > MAX_FRAME_BYTES:
-            raise UsageError(
-                f"one batch needs {len(keys)} rows of {dim} values, more than the {MAX_FRAME_BYTES >> 20} MB "
-                "of one message; use smaller batches"
-            )
         self.table = table
         self.insert = insert
         self.as_of: int | None = None
@@ -89,7 +85,7 @@ class RowRequest:
         self._sent: SentRequests | None = None
         self._rows: Tensor | None = None
         self._members: Sequence[RowRequest] = ()
-        self._union: tuple[RowRequest, NDArray[np.int64]] | None = None
+        self._union: tuple[RowRequest, Keys] | None = None
         """The request that contains the keys of this one, and their positions there."""
 
     @classmethod

@@ -70,6 +70,7 @@ class SaveCoordinator:
             commit_save(where, save.id, mode, step, records, after=after[-1] if after else None)
             committed = True
         finally:
+            self._client.forget(Kind.SAVE)
             self._client.ask(to_all(self._servers, Kind.SAVED, int(committed), text_part(save.id)))
             if not committed:
                 abandon_save(where, save.id)
@@ -84,7 +85,7 @@ class SaveCoordinator:
 def _record(reply: Message) -> FileRecord:
     if not reply.text:
         raise SaveError(
-            "this save was abandoned: a server had no connection to this trainer for too long (ps_configs "
-            "trainer_timeout_s); save again"
+            "The save was abandoned, because a server had no connection to this trainer for longer than "
+            "ps_configs trainer_timeout_s. Save again."
         )
     return FileRecord(**json.loads(reply.text))

@@ -6,23 +6,26 @@ The servers save their values, and this process reads them. `serving.program` ha
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from fleetrun.aliases import Document, Say
+from fleetrun.aliases import Document, ShowText
 from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, read_values
 from trainers.ps.saves.write import codes_of
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import EmbeddingModule, row_limit
+from trainers.ps.trainer.torchrec import TENSORS, defined, find_collections, tables_of
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Bags
 from trainers.storage.folder import Where, open_folder
@@ -148,7 +151,7 @@ def _finalized_int(word: int) -> int:
 
 
 def _signed(word: int) -> int:
-    """Return the int64 with the same bits."""
+    """Read the bits of the value as an int64."""
     return word - _WORD if word >> 63 else word
 
 
@@ -160,9 +163,9 @@ StandIns = dict[Module, Module]
 def stand_ins_of(
     tables: Sequence[SparseParameter],
     where: Where,
-    save: Say,
+    save: ShowText,
     *,
-    int8: bool = False,
+    int8: bool,
 ) -> StandIns:
     """Return a module for each table's module, with its rows, all as of one moment.
 
@@ -189,8 +192,67 @@ def stand_ins_of(
             for each in stand_in.modules()
             if isinstance(each, Int8Rows)
         ]
-        glog(f"rows of {len(found)} tables in int8: no value is off by more than {max(errors):.3g}")
+        glog(f"rows of {len(found)} tables in int8: the largest error of a value is {max(errors):.3g}")
     return found
+
+
+class _PlainFeatures:
+    """A KeyedJaggedTensor that operations of torch divide, instead of operations of FBGEMM."""
+
+    def __init__(self, features: Any) -> None:
+        self._features = features
+
+    def inverse_indices_or_none(self) -> None:
+        """Return None. See `KeyedJaggedTensor`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JaggedTensor for each key."""
+        keys, weights = self._features.keys(), self._features.weights_or_none()
+        lengths = self._features.lengths().view(len(keys), -1)
+        sizes = lengths.sum(1).tolist()
+        ids = self._features.values().split(sizes)
+        parts = [None] * len(keys) if weights is None else weights.split(sizes)
+        ends = functional.pad(lengths.to(torch.int64).cumsum(1), (1, 0))
+        make = defined(TENSORS, "JaggedTensor")
+        return {key: make(*each) for key, *each in zip(keys, ids, parts, lengths, ends, strict=True)}
+
+
+class _Named(Module):
+    """Rows, with the name that torch.nn.Embedding gives to its ids."""
+
+    def __init__(self, rows: Module) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        found: Tensor = self.rows(input)
+        return found
+
+
+def collection_programs(model: Module, stand_ins: Mapping[Module, Module]) -> StandIns:
+    """Return a module for each collection of TorchRec that computes the same with these tables, in operations
+    of torch alone.
+    """
+    found: StandIns = {}
+    for _, collection in find_collections(model):
+        plain = copy.copy(collection)
+        (name,) = plain._modules
+        tables = torch.nn.ModuleDict()
+        for config, module in tables_of(collection):
+            table: Any = stand_ins.get(module, module)
+            if type(table).forward is torch.nn.EmbeddingBag.forward:
+                table = Bags(table)
+            elif isinstance(table, SavedRows | Int8Rows | RowsElsewhere):
+                table = _Named(table)
+            tables[config.name] = table
+        plain._modules = {name: tables}
+        plain.__dict__["forward"] = partial(_forward, plain)
+        found[collection] = plain
+    return found
+
+
+def _forward(collection: Module, features: object) -> object:
+    return type(collection).forward(collection, _PlainFeatures(features))
 
 
 def outside_of(tables: Sequence[SparseParameter]) -> StandIns:
@@ -198,7 +260,7 @@ def outside_of(tables: Sequence[SparseParameter]) -> StandIns:
     found: StandIns = {}
     for each in tables:
         module = each.module
-        rows = RowsElsewhere(each.name, each.spec.size, module.weight.dtype, row_limit(module), each.zeros)
+        rows = RowsElsewhere(each.name, each.spec.size, module.weight.dtype, each.limit, each.zeros)
         found[module] = Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     return found
 
@@ -230,8 +292,8 @@ def _whole(total: int, saved: SparseValues, options: RowOptions, zeros: int | No
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:
-        gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
-        weight[gone] = initial_rows(options, gone, weight.shape[1])
+        missing = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
+        weight[missing] = initial_rows(options, missing, weight.shape[1])
     if zeros is not None:
         weight[zeros] = 0.0
     return weight

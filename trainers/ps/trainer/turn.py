@@ -23,15 +23,15 @@ class Turn:
     def give(self, records: Records, on: On = None) -> None:
         """Start the turn of a batch with these records, which the servers `on` have.
 
-        Raise UsageError if the batch before it was not trained.
+        Raises UsageError if the batch before it was not trained.
         """
         if self._records is not None:
             start, stop, shard = self._records.start, self._records.stop, self._records.shard
             self._records = None
             raise UsageError(
-                f"a batch of the stream {records.stream!r} was taken before the optimizer's step of the one "
-                f"before it, [{start}, {stop}) of {shard!r}; make one step for each batch, also for one that "
-                "adds nothing, and take no batch ahead (fleet.prefetch may)"
+                f"The script took a batch of the stream {records.stream!r} before the optimizer's step for "
+                f"the previous batch, [{start}, {stop}) of {shard!r}. Make one step for each batch, even if "
+                "the batch adds nothing. Do not take batches ahead (only fleet.prefetch may)."
             )
         self._records, self._on, self._left = records, on, None
 
@@ -43,16 +43,16 @@ class Turn:
     def take(self) -> tuple[list[Records], On]:
         """Return the records of the batch at its step, if there is one, and the servers that have them.
 
-        Raise UsageError if the loop was left earlier, because the step may belong to its batch or to
+        Raises UsageError if the loop was left earlier, because the step may belong to its batch or to
         something else.
         """
         if self._left is not None:
             stream, shard, start, stop = self._left
             raise UsageError(
-                f"the loop over the stream {stream!r} was left before the optimizer's step of its last "
-                f"batch, [{start}, {stop}) of {shard!r}. Those records come again: if this step is theirs, "
-                "they would be trained twice. Keep the iterator until the step, and leave the loop behind "
-                "one (for so many batches: itertools.islice)"
+                f"The script left the loop over the stream {stream!r} before the optimizer's step for the "
+                f"last batch, [{start}, {stop}) of {shard!r}. The stream returns these records again, so a "
+                "step now could train them twice. Keep the iterator until the step, and leave the loop "
+                "after a step. To take a fixed number of batches, use itertools.islice."
             )
         records, on = self._records, self._on
         self._records = self._on = None

@@ -2,8 +2,8 @@
 rows.
 
 Forward passes give the weight to autograd as torch's own modules do. Hooks, `torch.autograd.grad` and
-`backward(inputs=...)` therefore find it. The `RowSource` collects its gradient, which becomes a sparse tensor
-when the script reads it. Each operation that needs the rows is refused by name.
+`backward(inputs=...)` therefore find it. The `RemoteTable` collects its gradient, which becomes a sparse
+tensor when the script reads it. Each operation that needs the rows is refused by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from torch.nn import Parameter
 
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
+
+T = TypeVar("T")
 
 without_overrides = torch._C.DisableTorchFunctionSubclass
 """A context in which torch computes with a ServedWeight as with a Tensor, and much faster."""
@@ -117,7 +119,7 @@ class ServedWeight(Parameter):
             _GRADIENT.__set__(self, gradient)
 
     def sparse(self, keys: Tensor, rows: Tensor) -> Tensor:
-        """Return a gradient in torch's form, a sparse tensor (num_embeddings, dim). Raise UsageError for an
+        """Return a gradient in torch's form, a sparse tensor (num_embeddings, dim). Raises UsageError for an
         unbounded table.
         """
         if not self.bounded:
@@ -134,24 +136,24 @@ class ServedWeight(Parameter):
     def without_shape(self) -> UsageError:
         """Return the error for a gradient of an unbounded table."""
         return UsageError(
-            f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
-            "gradient of the rows that the embedding returns (rows.register_hook)"
+            f"The gradient of {self.name!r} has no shape, because the table is unbounded. Use the gradient "
+            "of the rows that the embedding returns (rows.register_hook)."
         )
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise _without_rows("pickling or copying")
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
+    def __deepcopy__(self, memo: object) -> NoReturn:
         raise _without_rows("deepcopy")
 
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch's has tensor_contents
+    def __repr__(self, **options: object) -> str:  # type: ignore[override]  # torch's has tensor_contents
         with without_overrides():
             shape, dtype = tuple(self.shape), self.dtype
         return f"Parameter containing the rows of {self.name!r} on parameter servers: {shape}, {dtype}"
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Fields | None = None
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Fields | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
         options = kwargs or {}
@@ -178,7 +180,7 @@ class ServedWeight(Parameter):
             return result.as_subclass(cls) if type(result) is Tensor else result
 
     @staticmethod
-    def _check_hook(weight: Any, name: str) -> None:
+    def _check_hook(weight: ServedWeight, name: str) -> None:
         if weight.collected is None:
             raise _without_rows(name)
         if not weight.bounded:
@@ -186,7 +188,7 @@ class ServedWeight(Parameter):
         weight.collected.return_gradients()
 
 
-def _where_reached(weight: Any, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _where_reached(weight: ServedWeight, hook: Callable[[T], object]) -> Callable[[T | None], object]:
     """Return the hook, of either kind, for calls that belong to this weight.
 
     torch also calls the hook after a forward pass that this weight shares with others, if a backward pass has
@@ -197,16 +199,16 @@ def _where_reached(weight: Any, hook: Callable[[Any], Any]) -> Callable[[Any], A
 
 def _without_rows(name: str) -> UsageError:
     return UsageError(
-        f"torch's {name} was called on the weight of an embedding that parameter servers hold: it has no "
-        "rows here. Call the embedding with ids instead (a penalty can use the rows that it returns), read "
-        "all rows by state_dict(), write them by load_state_dict(), or make the embedding with sparse=False"
+        f"torch's {name} was called on the weight of an embedding whose rows are on parameter servers. Call "
+        "the embedding with ids instead. To read all rows, call state_dict(). To write them, call "
+        "load_state_dict(). A penalty can use the rows that the embedding returns. Or use sparse=False."
     )
 
 
-def _gradients(func: Any, args: Sequence[Any], options: Fields) -> Any:
+def _gradients(func: Callable[..., object], args: Sequence[Any], options: Fields) -> object:
     """Run torch.autograd.grad. Backward passes then return gradients instead of collecting them.
 
-    Raise UsageError for the weight of an unbounded table.
+    Raises UsageError for the weight of an unbounded table.
     """
     inputs = args[1] if len(args) > 1 else options["inputs"]
     for each in [inputs] if isinstance(inputs, Tensor) else inputs:
@@ -220,7 +222,7 @@ def _gradients(func: Any, args: Sequence[Any], options: Fields) -> Any:
         ServedWeight.wanted = before
 
 
-def _unmoved(func: Any, name: str, args: Sequence[Any], options: Fields) -> Any:
+def _unmoved(func: Callable[..., object], name: str, args: Sequence[Any], options: Fields) -> object:
     """Return the weight itself if it already has the device and the type."""
     weight, *rest = args
     with without_overrides():
@@ -231,12 +233,12 @@ def _unmoved(func: Any, name: str, args: Sequence[Any], options: Fields) -> Any:
         if isinstance(moved, str):  # type() was called without arguments
             return moved
     raise UsageError(
-        f"{name} would move the weight of an embedding that parameter servers hold, or change its type; call "
-        "it before fleet.init_worker()"
+        f"{name} would move or convert the weight of an embedding whose rows are on parameter servers. Call "
+        "it before fleet.init_worker()."
     )
 
 
-def _set(attribute: Any, weight: Any, value: Any) -> None:
+def _set(attribute: Any, weight: object, value: object) -> None:
     """Set an attribute of the weight that does not concern its rows."""
     name = getattr(attribute, "__name__", "data")
     if name == "data" and _is_same(weight, value):
@@ -247,7 +249,7 @@ def _set(attribute: Any, weight: Any, value: Any) -> None:
         attribute.__set__(weight, value)
 
 
-def _is_same(weight: Any, value: Any) -> bool:
+def _is_same(weight: object, value: object) -> bool:
     """Return True if the value is the weight, or a view of the whole weight."""
     if not (isinstance(weight, ServedWeight) and isinstance(value, ServedWeight)):
         return False
@@ -255,7 +257,7 @@ def _is_same(weight: Any, value: Any) -> bool:
         return bool(weight.shape == value.shape and weight.data_ptr() == value.data_ptr())
 
 
-def once(backward: Callable[..., Any]) -> Any:
+def once(backward: Callable[..., T]) -> Callable[..., T]:
     """Return the backward pass of an autograd.Function, without support for gradients of gradients.
 
     torch raises an error if a script needs a gradient of this gradient.
@@ -263,7 +265,7 @@ def once(backward: Callable[..., Any]) -> Any:
     followed = once_differentiable(backward)
 
     @functools.wraps(backward)
-    def call(ctx: Any, *grads: Any) -> Any:
+    def call(ctx: object, *grads: object) -> T:
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         before, ServedWeight.followed = ServedWeight.followed, True

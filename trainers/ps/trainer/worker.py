@@ -10,14 +10,15 @@ import itertools
 import json
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.envs.channels import tell_probe
+from fleetrun.envs.channels import offer_to_probe
 from trainers import progress
 from trainers.data.positions import Records
 from trainers.data.stream import Reading
@@ -28,9 +29,11 @@ from trainers.ps.client import Client, Request, to_all
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, describe_job, start_of
+from trainers.ps.trainer.collections import ServedCollection
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.group import RemoteTable, TableGroup, grouped
+from trainers.ps.trainer.jagged import Features, Jagged
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange, LocalTraining
 from trainers.ps.trainer.look_ahead import Calls, LookAhead
@@ -76,7 +79,7 @@ class Worker:
         self._configs = configs
         self._sync = asynchronous is None
         self._settings = settings
-        self._said_uneven = False
+        self._reported_uneven = False
         self._barriers = 0
         self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
@@ -85,7 +88,7 @@ class Worker:
         self.streams: dict[str, Reading] = {}
         self._first: Sequence[int] = ()
         """The step with which each server takes new records."""
-        tell_probe("ps", self._client.waits)
+        offer_to_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers, asynchronous)
         self._groups: list[TableGroup] = [
             TableGroup(
@@ -98,11 +101,13 @@ class Worker:
             for some in grouped(layout.sparse)
         ]
         self._tables = [table for group in self._groups for table in group.tables]
-        self._local_dense = local is not None and bool(local.dense)
         self._exchange = self._exchange_for(asynchronous, local)
+        self._all_reduced = AllReduced(identity, local) if local is not None and local.dense else None
         self._called = [table for group in self._groups for table in group.tables]
         """The tables as forward passes see them."""
-        self._by_module = {id(table.sparse.module): table for table in self._called}
+        self._by_module: dict[int, RemoteTable | ServedCollection] = {
+            id(table.sparse.module): table for table in self._called
+        }
         waits = asynchronous is not None and not asynchronous.overlap
         self.look_ahead = LookAhead(
             self._prepare,
@@ -171,10 +176,10 @@ class Worker:
         _require_all_or_none(hellos)
         # An earlier process may have died after pushing to some servers only. That step is then repeated.
         self._exchange.start(min(reply.number for reply in hellos))
-        if self._local_dense and self._exchange.step:
+        if self._all_reduced and self._exchange.step:
             glog(
-                f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and continue "
-                "from the values that this script gave them"
+                f"Resumed at step {self._exchange.step}. The trainers held the dense parameters, so they "
+                "continue from the values that this script gave them."
             )
         if self._identity.index == 0 and self.layout.servers > 1 and self.layout.sparse:
             glog(self.layout.describe())
@@ -208,6 +213,14 @@ class Worker:
             )
             for table in self._called
         ]
+        served = {
+            id(table.sparse.module): (serving, table)
+            for serving, table in zip(self._servings, self._called, strict=True)
+        }
+        counts = any(map(_counts_pulls, self._called))
+        for module in self.layout.collections:
+            called = None if counts else self.look_ahead.called
+            self._by_module[id(module)] = ServedCollection(module, served, called)
 
     def _begin_with(self, new: Sequence[Message]) -> Mapping[str, int]:
         """Return the names of tables and parameters that new servers have loaded, with their numbers of rows.
@@ -217,8 +230,8 @@ class Worker:
         texts = {reply.text for reply in new}
         if len(texts) > 1:
             raise UsageError(
-                "the servers began with different saves; call fleet.init_server with the same dirname and "
-                "var_names on all of them"
+                "The servers started with different saved tables. Call fleet.init_server() with the same "
+                "dirname and var_names on all servers."
             )
         if not any(texts):
             return {}
@@ -228,15 +241,14 @@ class Worker:
         unknown = sorted(rows.keys() - set(model))
         if unknown and found["named"]:
             raise UsageError(
-                f"fleet.init_server was given var_names that no server has: {unknown}; it can be some of "
-                f"{model}"
+                f"fleet.init_server() was given var_names that no server has: {unknown}. Use some of {model}."
             )
         initial, left = [name for name in model if name not in rows], [*found["others"], *unknown]
         if self._identity.index == 0 and (initial or left):
             loaded = ", ".join(name for name in model if name in rows)
             glog(
                 f"loaded from {found['where']}: {loaded}; initial values: {', '.join(initial) or 'none'}; "
-                f"left out of the save: {', '.join(left) or 'none'}"
+                f"not loaded: {', '.join(left) or 'none'}"
             )
         return rows
 
@@ -277,30 +289,26 @@ class Worker:
         self.gather(b"")
         self._take_dense()
         self.gather(b"")  # a faster trainer's next values must not be among these
+        if self._all_reduced:
+            self._all_reduced.take_first()
         self._exchange.renew()
 
     def step(self, *, overflow: bool = False) -> None:
         """Push all gradients, and fetch the values of the next step. `overflow`: see `Exchange.push`."""
         self._check_weights()
-        self._exchange.push(overflow=overflow)
+        with self._all_reduced.step() if self._all_reduced and not overflow else nullcontext():
+            self._exchange.push(overflow=overflow)
         self.look_ahead.stepped()
 
     def _check_weights(self) -> None:
         for each in self._servings:
             each.check()
 
-    def unscale_rows(self, weights: Container[int] | None, scale: float) -> bool:
-        """Divide the gradients of rows by `scale`. Return True if all are finite. `weights`: see
-        `has_rows`.
-        """
-        found = [group.collected.unscale(scale) for group in self._groups if group.concerns(weights)]
-        return all(found)
-
     def agree(self, overflow: bool) -> bool:
         """Return True if gradients are not finite. If trainers average gradients among them, any trainer's
         gradients count. Otherwise only this trainer's gradients count.
         """
-        return self._exchange.agree(overflow) if isinstance(self._exchange, AllReduced) else overflow
+        return self._all_reduced.agree(overflow) if self._all_reduced else overflow
 
     def flush(self) -> None:
         """Wait until every push has been applied, on servers that are then at the same step."""
@@ -311,39 +319,31 @@ class Worker:
         """Pull the current dense values, because other trainers may have changed them."""
         self._exchange.refresh()
 
-    def prefetch(self, ids: Mapping[Module, Sequence[Tensor]]) -> None:
+    def prefetch(self, ids: Mapping[Module, Sequence[Any]]) -> None:
         """Prepare the rows of an upcoming batch. `ids` holds the tensors with which each served module will
-        be called.
+        be called, or a KeyedJaggedTensor for a collection.
         """
         self._prepare([(module, each) for module, batches in ids.items() for each in batches])
 
     def _prepare(self, calls: Calls, now: bool = False) -> None:
-        batches: dict[RemoteTable, list[Tensor]] = {}
+        batches: dict[RemoteTable | Features, list[Any]] = {}
+        parsed: dict[int, Jagged] = {}
         for module, ids in calls:
-            batches.setdefault(self._by_module[id(module)], []).append(ids)
+            served = self._by_module[id(module)]
+            if isinstance(served, RemoteTable):
+                batches.setdefault(served, []).append(ids)
+                continue
+            if id(ids) not in parsed:
+                parsed[id(ids)] = served.jagged(ids)
+            for features in served.features:
+                batches.setdefault(features, []).append(parsed[id(ids)])
         self._exchange.prefetch(batches, now=now)
 
-    def has_rows(self, weights: Container[int] | None = None) -> bool:
-        """Return True if there are gradients of rows that no step has pushed. `weights` selects the
-        embeddings whose weights have these ids.
+    def groups_of(self, weights: Container[int] | None = None) -> list[TableGroup]:
+        """Return the groups of the embeddings whose weights have these ids. None means the weights of all
+        optimizers.
         """
-        return self.row_gradients(weights) > 0
-
-    def row_gradients(self, weights: Container[int] | None = None) -> int:
-        """Return the number of gradients of rows. `weights`: see `has_rows`."""
-        return sum(group.row_gradients for group in self._groups if group.concerns(weights))
-
-    def row_state(self, weights: Container[int] | None = None) -> list[tuple[int, ...]]:
-        """Return a value that changes whenever a gradient is added, changed or removed. `weights`: see
-        `has_rows`.
-        """
-        return [group.collected.state for group in self._groups if group.concerns(weights)]
-
-    def drop_rows(self, weights: Container[int] | None = None, *, set_to_none: bool = True) -> None:
-        """Drop gradients of rows, as `zero_grad` does for parameters."""
-        for group in self._groups:
-            if group.concerns(weights):
-                group.drop_gradients(set_to_none=set_to_none)
+        return [group for group in self._groups if group.concerns(weights)]
 
     def barrier(self) -> None:
         """Wait for all trainers, after all pushes of this trainer have been applied."""
@@ -357,9 +357,8 @@ class Worker:
         """
         if len(mine) > MAX_FRAME_BYTES:
             raise NotSupportedError(
-                f"{len(mine):,} bytes cannot be gathered through a parameter server: at most "
-                f"{MAX_FRAME_BYTES:,} fit "
-                "into one message; gather them in parts"
+                f"{len(mine):,} bytes cannot be gathered through a parameter server, because a message "
+                f"holds at most {MAX_FRAME_BYTES:,} bytes. Gather them in parts."
             )
         (reply,) = self._client.ask(to_all(1, Kind.GATHER, self._gathering, text_part(mine)))
         self._gathering = reply.number
@@ -376,7 +375,7 @@ class Worker:
             if mine:
                 self._saver.save(absolute_path(where), mode, self._exchange.step)
         progress.meter.saved(self._exchange.step)
-        self._say_if_uneven()
+        self._report_if_uneven()
 
     @contextmanager
     def turn_to_save(self, where: Where, mode: SaveMode, kind: str) -> Iterator[bool]:
@@ -417,7 +416,7 @@ class Worker:
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(to_all(self.layout.servers, Kind.FINISH))
             self._publish_last(not_served)
-        self._say_if_uneven()
+        self._report_if_uneven()
         self._take_values()
         self.leave()
 
@@ -427,16 +426,16 @@ class Worker:
             try:
                 self.publish(not_served)
             except FleetError as error:
-                glog(f"the last version was not published: {error}")
+                glog(f"The last version was not published: {error}")
 
-    def _say_if_uneven(self) -> None:
+    def _report_if_uneven(self) -> None:
         """Log once, on trainer 0, which tables should be on more servers."""
-        if self._identity.index or self._said_uneven:
+        if self._identity.index or self._reported_uneven:
             return
         rows = [group.remote.requested for group in self._groups]
-        if rows and (said := self.layout.uneven(np.concatenate(rows, axis=1))):
-            self._said_uneven = True
-            glog(said)
+        if rows and (text := self.layout.uneven(np.concatenate(rows, axis=1))):
+            self._reported_uneven = True
+            glog(text)
 
     def interrupt(self) -> None:
         """Finish a trainer that will be restarted. Do not wait for the others, and do not send LEAVE. Once
@@ -450,6 +449,9 @@ class Worker:
         self.refresh()
         whose = self._configs.rows_at_end
         mine = whose == "all" or (whose == "first" and self._identity.index == 0)
+        for served in self._by_module.values():
+            if isinstance(served, ServedCollection):
+                served.end()
         for serving, table in zip(self._servings, self._tables, strict=True):
             if mine or row_limit(table.sparse.module) is None:
                 serving.end(table.pull_all())
@@ -467,30 +469,23 @@ class Worker:
 
     def _exchange_for(self, asynchronous: AsyncConfigs | None, local: LocalTraining | None) -> Exchange:
         servers = self.layout.servers
-        exchange: Exchange
         if asynchronous is None:
-            exchange = SyncExchange(self._client, self._dense, self._groups, servers, self._turn)
-        elif not asynchronous.k_steps:
-            exchange = AsyncExchange(
-                self._client, self._dense, self._groups, servers, asynchronous, self._turn
-            )
-        elif local is None:
+            return SyncExchange(self._client, self._dense, self._groups, servers, self._turn)
+        if not asynchronous.k_steps:
+            return AsyncExchange(self._client, self._dense, self._groups, servers, asynchronous, self._turn)
+        if local is None:
             raise AssertionError("geo training without a local step")
-        else:
-            cached = [CachedGroup(group) for group in self._groups]
-            self._groups = [*cached]
-            exchange = GeoExchange(
-                self._client,
-                self._dense,
-                cached,
-                servers,
-                k_steps=asynchronous.k_steps,
-                trainers=self._identity.worker_num,
-                local_step=local.step,
-            )
-        if local is None or not local.dense:
-            return exchange
-        return AllReduced(exchange, self._identity, local.dense, local.buffers, local.step)
+        cached = [CachedGroup(group) for group in self._groups]
+        self._groups = [*cached]
+        return GeoExchange(
+            self._client,
+            self._dense,
+            cached,
+            servers,
+            k_steps=asynchronous.k_steps,
+            trainers=self._identity.worker_num,
+            local_step=local.step,
+        )
 
     def _hello(self, server: int) -> Request:
         identity, place = self._identity, (self.layout.servers, server, self._settings)
@@ -517,7 +512,6 @@ def _require_all_or_none(hellos: Sequence[Message]) -> None:
     if empty and any(reply.number for reply in hellos):
         names = ", ".join(map(str, empty))
         raise TablesLostError(
-            f"server {names} was restarted and its tables are gone, while other servers have theirs. Start "
-            "the job "
-            'again; ps_configs "durability" keeps tables over a restart'
+            f"Server {names} restarted without its tables, but other servers have theirs. Start the job "
+            'again. Set ps_configs "durability" to keep tables over a restart.'
         )

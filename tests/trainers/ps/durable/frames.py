@@ -57,7 +57,7 @@ class State:
         assert struct.unpack("<Q", number)[0] == self.count
         keys = torch.frombuffer(tensors[0], dtype=torch.int64)
         self.sparse.apply(keys, torch.frombuffer(tensors[1], dtype=torch.float32).view(-1, 4), 0.1)
-        self.dense.apply(None, torch.frombuffer(tensors[2], dtype=torch.float32), 0.1)
+        self.dense.apply(torch.frombuffer(tensors[2], dtype=torch.float32), 0.1)
         often = torch.cat([keys, torch.arange(NEW * self.count, NEW * (self.count + 1)) + 1000])
         self.bounded.apply(often, torch.ones(len(often), 4), 0.1)
         self.count += 1

@@ -5,12 +5,12 @@ import random
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.isolated import in_fork
 from tests.support.waiting import eventually
 from trainers.ps.durable.journal import (
     DamagedError,
@@ -140,8 +140,8 @@ def test_a_tail_of_zeros_is_cut_off_with_a_line_in_the_log(tmp_path, capfd):
         assert opened(tmp_path)[1] == [frames(number) for number in range(6)]
     assert path.stat().st_size == size
     (line,) = capfd.readouterr().err.splitlines()
-    why = "the head of a record is damaged, as a crash leaves it"
-    assert line.endswith(f"] dropped the last 5000 bytes of the journal file {path}: {why}")
+    why = "cut short by a crash: the head of a record is damaged"
+    assert line.endswith(f"] Dropped the last 5000 bytes of the write-ahead log {path}, {why}")
 
 
 @pytest.mark.slow
@@ -221,14 +221,6 @@ def test_nothing_is_appended_before_the_records_were_taken(tmp_path):
         Journal(tmp_path, "no").append([b"a"])
 
 
-FULL = """
-import resource, signal, sys
-from pathlib import Path
-from tests.trainers.ps.durable.test_journal import full
-full(Path(sys.argv[1]))
-"""
-
-
 def full(folder: Path) -> None:
     """Append until the file may not grow, go on when it may again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -242,7 +234,7 @@ def full(folder: Path) -> None:
         except JournalFullError as error:
             refused.append(str(error))
     assert len(refused) > 30
-    assert all("free some space" in words for words in refused)
+    assert all("Free some space" in words for words in refused)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append([b"after"])
     journal.close()
@@ -250,16 +242,7 @@ def full(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_record_for_which_there_is_no_room_leaves_nothing_behind(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    acknowledged = [int(word) for word in done.stdout.split()]
+    acknowledged = [int(word) for word in in_fork(full, tmp_path).split()]
     found = opened(tmp_path)[1]
     assert [int.from_bytes(record[0], "little") for record in found[:-1]] == acknowledged
     assert found[-1] == [b"after"]

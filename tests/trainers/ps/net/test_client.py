@@ -14,10 +14,10 @@ import zmq
 
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import ServerError, TrainerLostError
+from trainers.ps import wire
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.wire import (
-    MAX_FRAME_BYTES,
     VERSION,
     Code,
     Field,
@@ -30,6 +30,11 @@ from trainers.ps.wire import (
 )
 
 Answer = Callable[[int, Message], list[Message]]
+
+
+@pytest.fixture(autouse=True)
+def early_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.ps.client._FIRST_RETRY_S", 0.02)
 
 
 @contextmanager
@@ -59,7 +64,7 @@ def served_by(answer: Answer, **configs: float) -> Iterator[Client]:
         router.bind(f"tcp://{endpoint}")
         thread = threading.Thread(target=serve)
         thread.start()
-        client = Client([endpoint], 0, PsConfigs(**configs), first_retry_s=0.02)  # type: ignore[arg-type]
+        client = Client([endpoint], 0, PsConfigs(**configs))  # type: ignore[arg-type]
         try:
             yield client
         finally:
@@ -107,9 +112,30 @@ def test_a_client_draws_nothing_from_the_generators_of_the_script() -> None:
     assert state() == before
 
 
-def test_a_message_that_no_server_would_take_is_refused_by_its_client() -> None:
-    rows = Part(3, Field.ROWS, torch.empty(MAX_FRAME_BYTES // 2048 + 1, 512))
-    with served_by(lambda count, request: []) as client, pytest.raises(ServerError, match="more than 256 MB"):
+def test_a_large_request_is_repeated_only_when_it_could_have_been_answered() -> None:
+    """Or a gigabyte would be sent again while the server reads it, and so would its answer."""
+    keys = torch.arange(100_000)
+    with served_by(lambda count, request: []) as client:
+        waits = {}
+        for field, data in (
+            (Field.KEYS, keys[:1]),
+            (Field.KEYS, keys),
+            (Field.VALUES, torch.zeros(50_000_000)),
+        ):
+            (each,) = client.send([Request(server=0, kind=Kind.PULL, parts=(Part(3, field, data),))])._pending
+            waits[data.numel()] = each.retry_at - each.since
+    first = 0.02
+    assert waits == pytest.approx(
+        {1: first, 100_000: first + 100_000 * 2048 / 200e6, 50_000_000: first + 1.0}, abs=0.001
+    )
+
+
+def test_a_message_that_no_server_would_take_is_refused_by_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "MAX_PART_BYTES", 1 << 20)
+    rows = Part(3, Field.ROWS, torch.empty(513, 512))
+    with served_by(lambda count, request: []) as client, pytest.raises(ServerError, match="more than 1 MB"):
         client.ask([Request(server=0, kind=Kind.PUSH, parts=(rows,))])
 
 
@@ -123,7 +149,7 @@ def test_a_server_that_says_wait_is_waited_for_beyond_the_timeout() -> None:
 
 
 def test_a_silent_server_is_named_after_the_timeout() -> None:
-    words = r"server 0 at 127.0.0.1:\d+ has not answered PULL for 0.3 s"
+    words = r"server 0 at 127.0.0.1:\d+ did not answer PULL within 0.3 s"
     with (
         served_by(lambda count, request: [], request_timeout_s=0.3) as client,
         pytest.raises(ServerError, match=words),
@@ -238,7 +264,7 @@ def test_refusals_become_errors_that_name_the_server() -> None:
             ServerError, match=r"server 0 at .* refused PULL \(UNKNOWN_TABLE\): no such table"
         ):
             client.ask(ASK)
-        with pytest.raises(TrainerLostError, match="trainer 1 is lost; server 0 at"):
+        with pytest.raises(TrainerLostError, match="trainer 1 is lost, and server 0 at"):
             client.ask(ASK)
 
 
@@ -249,3 +275,29 @@ def test_another_version_of_the_protocol_is_an_error_at_once() -> None:
 
     with served_by(answer) as client, pytest.raises(ServerError, match="another version of fleetrun"):
         client.ask(ASK)
+
+
+def refusing_saves(count: int, request: Message) -> list[Message]:
+    if request.kind is Kind.SAVE:
+        return [request.reply(Kind.REFUSED, code=Code.FAILED, text="full")]
+    return [request.reply(Kind.DONE)] if count > 4 else []
+
+
+def test_a_second_refusal_of_a_save_does_not_hit_the_next_call() -> None:
+    """Two requests are refused, and only the first refusal is raised."""
+    with served_by(refusing_saves) as client:
+        with pytest.raises(ServerError, match=r"refused SAVE .*full"):
+            client.ask([Request(server=0, kind=Kind.SAVE)] * 2)
+        client.forget(Kind.SAVE)
+        assert [reply.kind for reply in client.ask(ASK)] == [Kind.DONE]
+
+
+def test_a_push_in_flight_outlives_the_refusal_of_another_call() -> None:
+    """Its message is lost. A script may catch the error, and the push must still count."""
+    with served_by(refusing_saves) as client:
+        push = client.send([Request(server=0, kind=Kind.PUSH)])
+        client.send([Request(server=0, kind=Kind.SAVE)])
+        with pytest.raises(ServerError, match=r"refused SAVE .*full"):
+            client.wait(push)
+        client.forget(Kind.SAVE)
+        assert [reply.kind for reply in client.wait(push)] == [Kind.DONE]

@@ -12,6 +12,9 @@ import pytest
 import torch
 import zmq
 
+from fleetrun.pod.events import servers_named_in
+from fleetrun.pod.policy import is_symptom
+from fleetrun.pod.process import Exit
 from tests.support.cluster import reserved_endpoints
 from tests.support.flood import HANDSHAKE, Flood
 from trainers.errors import ServerError, UsageError
@@ -103,7 +106,7 @@ def test_who_has_not_gets_no_word_and_changes_nothing(guarded: Guarded, token: s
         Request(server=0, kind=Kind.PUSH, parts=(Part(0, Field.VALUES, torch.ones(3), lr=1.0),)),
     ):
         started = time.monotonic()
-        with pytest.raises(ServerError, match=f"server 0 at {guarded.endpoint} has not answered"):
+        with pytest.raises(ServerError, match=f"server 0 at {guarded.endpoint} did not answer"):
             stranger.ask([request])
         assert time.monotonic() - started >= SILENCE_S
         stranger._pending.clear()
@@ -120,8 +123,10 @@ def test_a_trainer_with_a_secret_says_nothing_to_a_server_without() -> None:
         impostor.setsockopt(zmq.LINGER, 0)
         impostor.bind(f"tcp://{endpoint}")
         client = Client([endpoint], 0, PsConfigs(request_timeout_s=SILENCE_S), keys=keys(SECRET))
-        with pytest.raises(ServerError, match="has not answered HELLO"):
+        with pytest.raises(ServerError, match="did not answer HELLO") as found:
             client.ask([Request(server=0, kind=Kind.HELLO, parts=hello())])
+        assert is_symptom(Exit(1), str(found.value)), "the launcher looks for the server that failed"
+        assert servers_named_in(str(found.value)) == {0}
         assert impostor.poll(0) == 0
         client.close()
         impostor.close()

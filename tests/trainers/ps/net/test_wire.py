@@ -6,8 +6,8 @@ import pytest
 import torch
 import xxhash
 
+from trainers.ps import wire
 from trainers.ps.wire import (
-    MAX_FRAME_BYTES,
     OWN_FRAME_BYTES,
     Code,
     Field,
@@ -68,10 +68,27 @@ def test_rows_may_be_shorter_on_the_wire(dtype: torch.dtype) -> None:
     assert torch.equal(part.data, rows)
 
 
-def test_a_part_that_no_receiver_would_take_is_not_sent() -> None:
-    part = Part(0, Field.VALUES, torch.empty((MAX_FRAME_BYTES >> 2) + 1))
-    with pytest.raises(WireError, match="256 MB"):
+def test_a_part_that_no_receiver_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PART_BYTES", 1 << 20)
+    part = Part(0, Field.VALUES, torch.empty((1 << 18) + 1))
+    with pytest.raises(WireError, match="a part of more than 1 MB"):
         encode(Message(kind=Kind.PUSH, parts=(part,)))
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 65, 1000])
+def test_a_large_part_has_several_frames(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1 << 17)
+    small = Part(0, Field.KEYS, torch.arange(5))
+    large = Part(1, Field.ROWS, torch.arange(rows * 1024.0).view(2 * rows, 512))
+    frames = frames_of(Message(kind=Kind.PUSH, parts=(small, large, small)))
+    assert len(frames) == 1 + (-(-rows // 32) if rows > 15 else 0)
+    assert max(map(len, frames[1:]), default=0) <= 1 << 17
+    for part, sent in zip(decode(frames).parts, (small, large, small), strict=True):
+        assert torch.equal(part.data, sent.data)
+    if len(frames) > 2:
+        for wrong in (frames[:-1], [*frames, frames[-1]], [*frames[:-1], frames[-1][:-1]]):
+            with pytest.raises(WireError):
+                decode(wrong)
 
 
 def test_a_decoded_tensor_may_be_written_and_may_come_from_an_odd_address() -> None:

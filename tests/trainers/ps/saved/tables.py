@@ -13,7 +13,7 @@ from trainers.ps.saves.read import RowOwner, load_tables
 from trainers.ps.saves.write import Candidates, SaveSpec, SaveTask, TableCut
 from trainers.ps.tables.rules import Adagrad, Adam, RowWiseAdam, state_widths
 from trainers.ps.tables.spec import RowOptions, RowType, TableKind, TableSpec
-from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
+from trainers.ps.tables.storage import DenseCut, DenseRows, SparseCut, SparseRows
 from trainers.storage.manifest import FileRecord
 
 WORDS = TableSpec(kind=TableKind.SPARSE, name="words", size=4, rule=Adam(), rows=RowOptions(statistics=True))
@@ -37,6 +37,7 @@ class MemoryTable:
         self.changed: set[int | None] = set()
         self.waiting: dict[int, tuple[float, float]] = {}
         self.expected = 0
+        self.alive: int | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,7 +65,8 @@ class MemoryTable:
         columns = torch.tensor(list(self.waiting.values())).view(-1, 2).unbind(1)
         waiting = Candidates(torch.tensor(list(self.waiting)), *columns)
         rows = [(key, self.rows[key]) for key in keys]
-        return TableCut(self.spec, MemoryCut(self.spec, self.step, rows), waiting if self.waiting else None)
+        candidates = waiting if self.waiting else None
+        return TableCut(self.spec, MemoryCut(self.spec, self.step, rows), candidates, alive=self.alive)
 
     def load(self, rows: SparseRows | DenseRows) -> None:
         columns = [rows.values, *rows.state]
@@ -94,7 +96,7 @@ class MemoryTable:
         self.waiting |= zip(found.keys.tolist(), numbers, strict=True)
 
 
-class MemoryCut:
+class MemoryCut(SparseCut):
     def __init__(
         self, spec: TableSpec, step: int, rows: list[tuple[int | None, tuple[torch.Tensor, ...]]]
     ) -> None:
@@ -137,9 +139,7 @@ def start(
     id = new_id(step)
     tasks = []
     for server, tables in enumerate(servers):
-        order = SaveSpec(
-            id=id, mode=mode, step=step, server=server, servers=len(servers), shard_bytes=shard_bytes
-        )
+        order = SaveSpec(id=id, mode=mode, server=server, servers=len(servers), shard_bytes=shard_bytes)
         cuts = [table.cut(changed_only=mode is SaveMode.DELTA) for table in tables]
         tasks.append(SaveTask(where, order, cuts))
     return id, [task.result(30) for task in tasks]
@@ -159,13 +159,11 @@ def save(
     return current_manifest(where)
 
 
-def load(
-    where: str | Path, specs: Sequence[Sequence[TableSpec]], *, verify: bool = True
-) -> list[list[MemoryTable]]:
+def load(where: str | Path, specs: Sequence[Sequence[TableSpec]]) -> list[list[MemoryTable]]:
     """The tables of as many servers as there are lists of specs."""
     servers = [[MemoryTable(spec) for spec in here] for here in specs]
     for server, tables in enumerate(servers):
-        load_tables(where, tables, RowOwner(server, len(servers)), verify=verify)
+        load_tables(where, tables, RowOwner(server, len(servers)))
     return servers
 
 

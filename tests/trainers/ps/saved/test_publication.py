@@ -67,7 +67,6 @@ class Servers:
             spec = SaveSpec(
                 id=save.id,
                 mode=mode,
-                step=3,
                 server=server,
                 servers=2,
                 shard_bytes=4000,
@@ -80,7 +79,7 @@ class Servers:
     def merge(self) -> tuple[Save, list[FileRecord], list[str]]:
         """The parts of a base, which is not committed."""
         merged, id = self.published.ids, self.published.merged_id
-        specs = [SaveSpec(id=id, mode=SaveMode.VALUES, step=0, server=s, servers=2) for s in (0, 1)]
+        specs = [SaveSpec(id=id, mode=SaveMode.VALUES, server=s, servers=2) for s in (0, 1)]
         parts = [merge_part(self.where, spec, merged) for spec in specs]
         return Save(id, SaveMode.VALUES, 0, ()), parts, merged
 
@@ -210,7 +209,7 @@ def test_of_two_jobs_in_one_folder_the_second_to_publish_is_told(tmp_path: Path)
     theirs.change(2)
     theirs.publish(SaveMode.VALUES)
     mine.change(3)
-    with pytest.raises(OthersError, match="another one publishes there too"):
+    with pytest.raises(OthersError, match="this job stopped publishing"):
         mine.publish()
     theirs.expect()
     assert theirs.published.number == 2
@@ -223,7 +222,7 @@ def test_versions_with_other_rows_are_not_merged(tmp_path: Path) -> None:
     servers.row_type = "float16"
     servers.change(1)
     servers.publish()
-    with pytest.raises(SaveError, match="other tables, or types of rows"):
+    with pytest.raises(SaveError, match="other tables or row types"):
         servers.merge()
     assert not list(tmp_path.glob("*-base/server-*")), "nothing of it stays"
 

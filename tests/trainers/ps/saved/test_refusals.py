@@ -1,9 +1,8 @@
 """What is not loaded, and what the error says; saves that fail or are given up."""
 
 import json
+import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 import xxhash
 
+from tests.support.isolated import in_fork
 from tests.support.waiting import eventually
 from tests.trainers.ps.saved.tables import (
     USERS,
@@ -87,7 +87,7 @@ def test_a_file_that_was_cut_off_is_named_even_without_checksums(saved):
     file = sorted(saved.rglob("*.safetensors"))[1]
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(LoadError, match=rf"{file} has \d+ bytes"):
-        load(saved, specs(), verify=False)
+        read_values(saved, verify=False)
 
 
 @pytest.mark.slow
@@ -135,10 +135,10 @@ def resealed(file: Path, change) -> None:
 )
 def test_names_that_leave_the_folder_are_refused(saved, name):
     resealed(saved / MANIFEST, lambda body: body["saves"][0]["parts"][0].update(name=name))
-    with pytest.raises(LoadError, match="name of a file"):
+    with pytest.raises(LoadError, match="valid file name"):
         load(saved, specs())
     resealed(saved / MANIFEST, lambda body: body["saves"][0].update(id=name))
-    with pytest.raises(LoadError, match="name of a file"):
+    with pytest.raises(LoadError, match="valid file name"):
         load(saved, specs())
 
 
@@ -160,7 +160,9 @@ def test_a_newer_format_is_refused(saved):
 
 
 def test_another_row_length_says_both(saved):
-    with pytest.raises(LoadError, match=r"'words' .* rows of 4; in this model it is sparse with rows of 5"):
+    with pytest.raises(
+        LoadError, match=r"'words' .* rows of 4, but in this model it is sparse with rows of 5"
+    ):
         load(saved, specs(replace(WORDS, size=5)))
 
 
@@ -177,22 +179,21 @@ def test_momentum_that_was_not_saved_is_another_rule(tmp_path):
 
 
 def test_other_tables_say_both(saved):
-    with pytest.raises(LoadError, match=r"save: 'users'. .*model: 'words'"):
+    with pytest.raises(LoadError, match=r"saved tables: 'users'. .*model: 'words'"):
         load(saved, specs(USERS))
 
 
 def test_a_dense_parameter_of_another_size(saved):
-    with pytest.raises(LoadError, match=r"'fc.weight' .* dense with 9 elements; .* dense with 12"):
+    with pytest.raises(LoadError, match=r"'fc.weight' .* dense with 9 elements, .* dense with 12"):
         load(saved, specs(dense=dense_spec(0, 12)))
 
 
-def test_a_whole_model_must_have_every_dense_parameter():
+def test_a_server_may_have_a_part_of_the_dense_parameters():
     mine, theirs = [dense_spec(0, 5, "a")], [dense_spec(0, 5, "a"), dense_spec(0, 5, "b")]
-    check_fit(theirs, mine, "there", whole=False, values_only=False)
-    with pytest.raises(LoadError, match="model: 'b'"):
-        check_fit(theirs, mine, "there", whole=True, values_only=False)
-    with pytest.raises(LoadError, match="dense with 5 elements; in this model it is dense with 4"):
-        check_fit(mine, [dense_spec(0, 4, "a")], "there", whole=True, values_only=False)
+    check_fit(theirs, mine, "there", values_only=False)
+    check_fit(mine, [dense_spec(0, 4, "a")], "there", values_only=False)
+    with pytest.raises(LoadError, match="dense with 5 elements, but in this model it is dense with 6"):
+        check_fit(mine, [dense_spec(0, 6, "a")], "there", values_only=False)
 
 
 def test_statistics_come_and_go_with_the_model(saved):
@@ -262,7 +263,7 @@ class Endless:
 def test_a_save_can_be_given_up(saved):
     cut = Endless()
     woken = threading.Event()
-    order = SaveSpec(id="save-9", mode=SaveMode.ALL, step=1, server=0, servers=1, shard_bytes=4000)
+    order = SaveSpec(id="save-9", mode=SaveMode.ALL, server=0, servers=1, shard_bytes=4000)
     task = SaveTask(saved, order, [TableCut(USERS, cut)], done=lambda _: woken.set())
     eventually(lambda: task.packed > 0)
     assert not task.ended
@@ -278,9 +279,9 @@ def test_a_save_can_be_given_up(saved):
 
 def test_an_order_that_makes_no_sense():
     with pytest.raises(SaveError):
-        SaveSpec(id="../x", mode=SaveMode.ALL, step=1, server=0, servers=1)
+        SaveSpec(id="../x", mode=SaveMode.ALL, server=0, servers=1)
     with pytest.raises(SaveError):
-        SaveSpec(id="x", mode=SaveMode.ALL, step=1, server=2, servers=2)
+        SaveSpec(id="x", mode=SaveMode.ALL, server=2, servers=2)
 
 
 def test_a_place_that_nobody_can_open():
@@ -296,21 +297,15 @@ def test_a_folder_that_is_a_file(tmp_path):
         start(tmp_path / "file", [[MemoryTable(WORDS)]])
 
 
-UNPRIVILEGED = """
-import os, sys
-from pathlib import Path
-from tests.trainers.ps.saved.test_refusals import unprivileged
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-os.nice(19)  # whose saves may not ask for a better place
-unprivileged(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
 def unprivileged(forbidden: Path, closed: Path) -> None:
-    with pytest.raises(SaveError, match="no permission to save"):
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    os.nice(19)  # whose saves may not ask for a better place
+    with pytest.raises(SaveError, match="No permission to save"):
         start(forbidden, [[MemoryTable(WORDS)]])
-    with pytest.raises(LoadError, match="no permission to read"):
+    with pytest.raises(LoadError, match="No permission to read"):
         current_manifest(closed)
 
 
@@ -323,17 +318,7 @@ def test_permissions():
         (closed / MANIFEST).chmod(0)
         forbidden.mkdir(mode=0o555)
         Path(name).chmod(0o755)
-        command = [sys.executable, "-c", UNPRIVILEGED, str(forbidden), str(closed)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr
-
-
-FULL = """
-import sys
-from pathlib import Path
-from tests.trainers.ps.saved.test_refusals import full
-full(Path(sys.argv[1]))
-"""
+        in_fork(unprivileged, forbidden, closed)
 
 
 def full(where: Path) -> None:
@@ -348,15 +333,7 @@ def full(where: Path) -> None:
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_former_save(saved):
     before = sorted(path for path in saved.rglob("*") if path.is_file())
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(saved)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    in_fork(full, saved)
     assert sorted(path for path in saved.rglob("*") if path.is_file()) == before
     assert load(saved, specs())
 
@@ -372,9 +349,9 @@ def test_read_values_of_a_damaged_save(saved):
 
 def test_commit_needs_every_server(tmp_path):
     id, parts = start(tmp_path, [[table] for table in spread(WORDS, KEYS, 2, 5)])
-    with pytest.raises(SaveError, match="server 0 of 2, not of server 0 of 1"):
+    with pytest.raises(SaveError, match="server 0 of 2, but server 0 of 1"):
         commit_save(tmp_path, id, SaveMode.ALL, 17, parts[:1])
-    with pytest.raises(SaveError, match=r"server-1\.json is not what server 0 wrote"):
+    with pytest.raises(SaveError, match=r"server-1\.json differs from the file that server 0 wrote"):
         commit_save(tmp_path, id, SaveMode.ALL, 17, parts[::-1])
     commit_save(tmp_path, id, SaveMode.ALL, 17, parts)
 
@@ -384,6 +361,6 @@ def test_a_smaller_model_is_not_filled_with_a_part_of_a_larger_one() -> None:
         return TableSpec(kind=TableKind.DENSE, name=name, size=size, rule=SGD())
 
     saved = [dense("w[0:16800]", 16800), dense("b[0:2100]", 2100)]
-    with pytest.raises(LoadError, match=r"'b' of here is dense with 2100 elements; in this model .* 7 "):
+    with pytest.raises(LoadError, match=r"'b' of here is dense with 2100 elements, but in this model .* 7 "):
         check_small(saved, [dense("b[0:7]", 7)], "here")
     check_small(saved, [dense("b[0:2100]", 2100), dense("w[0:8400]", 8400)], "here")

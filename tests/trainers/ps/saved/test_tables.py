@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.owners import owners
+from tests.support.shrinking import shrink
 from trainers.ps.saves.manifest import (
     Manifest,
     Piece,
@@ -57,7 +58,7 @@ def train(seen: SparseTable, rare: SparseTable, bias: DenseTable, seed: int, key
     few = torch.randint(0, 60, (20,), generator=random).unique()
     rare.pull(few)
     rare.apply(few, torch.randn(len(few), 4, generator=random), 0.1)
-    bias.apply(None, torch.randn(10, generator=random), 0.1)
+    bias.apply(torch.randn(10, generator=random), 0.1)
 
 
 def content(table: SparseTable) -> list[torch.Tensor]:
@@ -79,13 +80,13 @@ def equal(ours: SparseTable, theirs: SparseTable) -> bool:
     return ours.step == theirs.step and all(torch.equal(a, b) for a, b in pairs)
 
 
-def order(id: str, mode: SaveMode, step: int, shard_bytes: int = 20_000) -> SaveSpec:
-    return SaveSpec(id=id, mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
+def order(id: str, mode: SaveMode, shard_bytes: int = 20_000) -> SaveSpec:
+    return SaveSpec(id=id, mode=mode, server=0, servers=1, shard_bytes=shard_bytes)
 
 
 def saved(where, mine, mode=SaveMode.ALL, after=None, *, lost: bool = False) -> Manifest | None:
     id = new_id(mine[0].step)
-    task = SaveTask(where, order(id, mode, mine[0].step), cut_tables(mine, mode))
+    task = SaveTask(where, order(id, mode), cut_tables(mine, mode))
     task.wait()
     if not lost:
         assert commit_save(where, id, mode, mine[0].step, [task.result()], after=after)
@@ -98,7 +99,7 @@ def test_real_tables_come_back(tmp_path):
     for seed in range(10):
         train(*mine, seed)
         if seed == 8:
-            mine[1].shrink(ShrinkPolicy())
+            shrink(mine[1], ShrinkPolicy())
     assert len(mine[1].candidates().keys), "some keys have a row, others wait"
     assert set(mine[1].candidates().days.tolist()) == {0.0, 1.0}, "some since yesterday"
     assert len(mine[1])
@@ -112,7 +113,7 @@ def test_real_tables_come_back(tmp_path):
         train(*found, seed)
     assert equal(found[0], mine[0])
     assert equal(found[1], mine[1])
-    assert torch.equal(found[2].pull(), mine[2].pull())
+    assert torch.equal(found[2].values, mine[2].values)
 
 
 def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
@@ -121,7 +122,7 @@ def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
         train(*mine, seed, keys=20_000)
         train(*twin, seed, keys=20_000)
     id = new_id(20)
-    task = SaveTask(tmp_path, order(id, SaveMode.ALL, 20, 5000), cut_tables(mine, SaveMode.ALL))
+    task = SaveTask(tmp_path, order(id, SaveMode.ALL, 5000), cut_tables(mine, SaveMode.ALL))
     batches = 0
     while not batches or not task.ended:
         train(*mine, 100 + batches, keys=20_000)
@@ -132,7 +133,7 @@ def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
     load_tables(tmp_path, found, RowOwner(0, 1))
     assert equal(found[0], twin[0])
     assert equal(found[1], twin[1])
-    assert torch.equal(found[2].pull(), twin[2].pull())
+    assert torch.equal(found[2].values, twin[2].values)
 
 
 def test_deltas_of_real_tables(tmp_path):
@@ -161,7 +162,7 @@ def test_a_delta_has_the_rows_that_were_removed(tmp_path, servers):
         bounded.apply(some, torch.ones(len(some), 8), 0.1)
         mine[1].apply(some, torch.ones(len(some), 8), 0.1, torch.ones(len(some), 2))
         if seed == 6:
-            assert mine[1].shrink(ShrinkPolicy(delete_threshold=1.1)) > 100
+            assert shrink(mine[1], ShrinkPolicy(delete_threshold=1.1)) > 100
         if seed % 2 == 0:
             mode, after = (SaveMode.DELTA, last.saves[-1].id) if last else (SaveMode.ALL, None)
             last = saved(tmp_path, mine, mode, after)
@@ -217,7 +218,7 @@ def test_a_save_fits_a_table_with_another_bound(tmp_path):
 def saved_of_servers(where, servers: list[SparseTable]) -> None:
     id, parts = new_id(1), []
     for number, table in enumerate(servers):
-        spec = dataclasses.replace(order(id, SaveMode.ALL, 1), server=number, servers=len(servers))
+        spec = dataclasses.replace(order(id, SaveMode.ALL), server=number, servers=len(servers))
         task = SaveTask(where, spec, cut_tables([table], SaveMode.ALL))
         task.wait()
         parts.append(task.result())
@@ -308,7 +309,7 @@ def test_a_save_of_values_does_not_end_a_delta(tmp_path):
     assert equal(found[0], mine[0])
     values = read_values(tmp_path / "serve")
     assert torch.equal(values.sparse["seen"].values, content(mine[0])[1])
-    assert torch.equal(values.dense["bias"], mine[2].pull())
+    assert torch.equal(values.dense["bias"], mine[2].values)
 
 
 def test_one_server_becomes_three(tmp_path):

@@ -116,7 +116,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 100,) * 2)
 try:
     print(pulled(bench, keys_of(0)))
 except DurabilityError as error:
-    print("DurabilityError", "free some space" in str(error))
+    print("DurabilityError", "Free some space" in str(error))
 bench.saver._durable.close()
 """
 

@@ -96,6 +96,22 @@ def test_a_cut_that_was_left_behind_is_ended_by_the_next_as_the_folder_says(tmp_
         bench.publish("save-1", mode=SaveMode.VALUES)
 
 
+@pytest.mark.parametrize("committed", [0, 1])
+def test_a_version_that_failed_on_another_server_does_not_keep_trainers_from_saving(
+    tmp_path: Path, committed: int
+) -> None:
+    """A trainer's save on the other server lets no further version begin there."""
+    bench = Published(tmp_path)
+    bench.cut("save-1", 0, mode=SaveMode.VALUES)
+    assert bench.written("save-1")
+    bench.life += 1
+    state = bench.ask(Kind.PUBLISH, NO_TRAINER, bench.life, committed)
+    assert state.code is Code.NONE
+    assert not bench.service._saving.tables_in_use
+    follows = bench.cut("save-2", 0, "save-1")
+    assert follows.code is (Code.NONE if committed else Code.MISMATCH)
+
+
 def test_a_version_that_is_not_in_the_log_of_this_server_is_not_followed(tmp_path: Path) -> None:
     """A power failure has taken the end of the log: the folder has rows of pushes that did not happen."""
     bench = Published(tmp_path)
@@ -198,12 +214,12 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_anothers() -> None:
     assert mine.commit() == 1
     assert theirs.commit() == 2
     LOST[:] = ["reads"]
-    mine.publisher._failed(OthersError("another one publishes there too"))
+    mine.publisher._failed(OthersError("this job stopped publishing"))
     LOST[:] = [""]
     assert not mine.publisher._others
     with pytest.raises(OthersError):
         mine.commit()
-    assert "another one" in mine.publisher._others
+    assert "Another job" in mine.publisher._others
 
 
 class Meddling(str):
@@ -242,5 +258,5 @@ def test_servers_with_another_folder_write_nothing(tmp_path: Path) -> None:
     request = SaveRequest(str(tmp_path / "theirs"), "save-1", int(SaveMode.VALUES), (), 1)
     refused = bench.order(Kind.PUBLISH, request.encode().decode())
     assert refused.code is Code.MISMATCH
-    assert "set the same ps_configs publish for all servers" in refused.text
+    assert "Set the same ps_configs publish on all servers" in refused.text
     assert not list(tmp_path.iterdir())

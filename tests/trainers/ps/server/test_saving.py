@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.ps.server.test_service import JOB, SPECS
 from trainers.ps.server.members import Members
 from trainers.ps.server.saving import SaveRequest, SaveRunner
@@ -63,11 +65,14 @@ class Saver:
         return self.ask(Kind.SAVE, bytes_part(Field.TEXT, order.encode()), rank=rank)
 
     def written(self, folder: Path, id: str, rank: int = 0) -> Message:
-        """Ask until the part is there, as a client does."""
-        while (reply := self.save(folder, id, rank)).kind is Kind.WAIT:
+        """Ask until the part is there, as a client does. The answer may follow a WAIT immediately."""
+        order = bytes_part(Field.TEXT, SaveRequest(str(folder), id, 0).encode())
+        while True:
+            for reply in self.all_after(Kind.SAVE, order, rank=rank):
+                if reply.kind is not Kind.WAIT:
+                    return reply
             if self.saving._task is not None:
                 self.saving._task.wait()
-        return reply
 
     def turn(self, folder: Path, id: str, rank: int = 0, mode: int = 0, kind: str = "tables") -> Message:
         """Ask for the turn to save."""
@@ -180,6 +185,29 @@ def test_another_folder_mode_or_kind_waits_for_its_turn(tmp_path: Path) -> None:
         assert all(map(granted, replies))
     saver.over("turn-4", saved=True)
     assert saver.turn(tmp_path, "turn-5", rank=1).text == "turn-1", "nothing has changed since"
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_late_copy_of_a_request_does_not_take_the_turn_again(tmp_path: Path, saved: bool) -> None:
+    saver = Saver()
+    saver.turn(tmp_path, "turn-1")
+    saver.ask(Kind.PUSH, rank=1)
+    saver.over("turn-1", saved=saved)
+    saver.turn(tmp_path, "turn-1")
+    assert granted(saver.turn(tmp_path, "turn-2", rank=1))
+
+
+def test_a_late_copy_of_a_request_that_another_save_has_answered_takes_no_turn(tmp_path: Path) -> None:
+    saver = Saver()
+    saver.turn(tmp_path, "turn-1")
+    saver.written(tmp_path, "save-1")
+    saver.over("save-1", saved=True)
+    saver.over("turn-1", saved=True)
+    for _ in range(2):
+        assert saver.turn(tmp_path, "turn-2", rank=1).text == "turn-1"
+    saver.ask(Kind.PUSH, rank=1)
+    assert saver.turn(tmp_path, "turn-2", rank=1).text == "turn-1", "the late copy"
+    assert granted(saver.turn(tmp_path, "turn-3"))
 
 
 def test_what_has_changed_since_is_saved_too(tmp_path: Path) -> None:

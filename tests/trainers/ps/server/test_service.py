@@ -345,7 +345,7 @@ def test_a_restarted_trainer_of_a_sync_job_does_not_push_a_step_twice() -> None:
 
 def test_two_trainers_of_one_rank_are_refused_and_a_restart_waits_for_the_connection() -> None:
     bench = Bench().opened()
-    assert "already a trainer 1" in bench.hello(1, life=7).text
+    assert "already has a trainer 1" in bench.hello(1, life=7).text
     wait = bench.hello(1, life=8, restarts=1)
     assert wait.kind is Kind.WAIT
     bench.gone.add(b"1-0")
@@ -390,7 +390,7 @@ def test_another_model_or_job_is_refused_with_both_descriptions() -> None:
     assert refused.code is Code.MISMATCH
     assert "size=3" in refused.text
     assert "size=2" in refused.text
-    assert "'another job', this server 'a job'" in bench.hello(1, job="another job").text
+    assert "'another job', but this server runs 'a job'" in bench.hello(1, job="another job").text
     assert "this job has 2 trainers" in bench.hello(2).text
 
 
@@ -456,7 +456,7 @@ def test_rows_that_are_not_finite_can_be_skipped_and_are_counted(capsys: pytest.
     assert bench.store.skipped == 1
     for _ in range(11):
         bench.ask(Kind.PUSH, parts=parts)
-    assert [line.rpartition("left out ")[2].split()[0] for line in capsys.readouterr().err.splitlines()] == [
+    assert [line.rpartition("skipped ")[2].split()[0] for line in capsys.readouterr().err.splitlines()] == [
         "1",
         "10",
     ]
@@ -624,7 +624,14 @@ def test_another_learning_rate_in_a_step_is_refused(rates: tuple[float, float]) 
     refused = pushed_at(bench, 1, 0, *rates)
     assert refused.code is Code.MISMATCH
     name, mine, other = ("'w'", 0.1, 0.2) if rates[0] == 0.1 else ("'e'", 0.5, 1.0)
-    for part in ("trainer 1", "step 0", name, f"rate {mine}", f"trainer 0 with {other}", "resume_step"):
+    for part in (
+        "trainer 1",
+        "step 0",
+        name,
+        f"rate {mine}",
+        f"trainer 0 pushed it with {other}",
+        "resume_step",
+    ):
         assert part in refused.text
     assert len(bench.recorded) == recorded
     assert bench.steps.step == 0

@@ -11,6 +11,7 @@ import torch
 
 from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
 from trainers.ps.server.members import Members, SequenceSet
+from trainers.ps.server.pushes import Gradient
 from trainers.ps.server.state import (
     StateError,
     _length_at,
@@ -19,7 +20,7 @@ from trainers.ps.server.state import (
     restore_state,
     table_names,
 )
-from trainers.ps.server.store import Gradient, Overlay
+from trainers.ps.server.store import Overlay
 from trainers.ps.tables.rules import SGD, SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.wire import MAX_FRAME_BYTES, MAX_PARTS, Code, Field, Kind, Message, Part
@@ -160,7 +161,7 @@ def test_a_trainer_that_does_its_last_step_again_sees_what_it_saw() -> None:
         push(bench, rank, 0)
     assert not torch.equal(before[0], all_values(bench)[0])
     back = saved_and_back(bench)
-    back.gone.add(b"")  # it has no connection to this server yet
+    back.gone.update(member.route for member in back.service._members)  # they have no connection yet
     assert back.hello(0, life=5, restarts=1).number == 1
     again = back.ask(Kind.PULL, 0, life=5, number=0, parts=(WANT[0], Part(1, Field.PEEK, torch.arange(6))))
     assert all(map(torch.equal, before, (part.data for part in again.parts)))
@@ -297,7 +298,7 @@ def test_written_values_come_before_the_gradients_of_a_step_and_count_once(overf
             code = Code.NOT_FINITE if overflow else Code.NONE
             assert each.ask(Kind.PUSH, 0, number=0, parts=mine, code=code).kind is Kind.DONE
             each.sequence = number
-        found.append([*all_values(each), each.store.tables[2].pull(None)])
+        found.append([*all_values(each), each.store.tables[2].values.clone()])
         again = each.ask(Kind.PULL, number=0, parts=WANT[:1]).parts[0].data
         assert again.tolist() == [0.0, 0.0], "a trainer that repeats the step sees the values before it"
         each.sequence = number + 1

@@ -8,10 +8,12 @@ from typing import cast
 
 import pytest
 import torch
+import zmq
 
 from tests.support.cluster import reserved_endpoints
 from tests.trainers.ps.saved.tables import MemoryTable, save
 from tests.trainers.ps.server.test_service import Bench
+from trainers.ps.client import Client
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.journal import DurabilityError, FolderError
 from trainers.ps.server.server import Server, ServerPlan
@@ -44,8 +46,9 @@ class Kept(Bench):
         start: str = "first",
         durability: str = "log",
         servers: int = 1,
+        max_staleness: int | None = None,
     ) -> None:
-        super().__init__(trainers, sync=sync)
+        super().__init__(trainers, sync=sync, max_staleness=max_staleness)
         configs = PsConfigs(durability=durability, log_fsync="no")
         job = describe_kept_job(sync, servers, 0, f"durability {durability}")
         self.saver = StateSaver(folder, configs, job=job, server=0, wake=lambda: None)
@@ -93,8 +96,42 @@ def trained(folder: Path, **how: object) -> None:
     bench.kill()
 
 
+@pytest.mark.parametrize("lossy", [True, False])
+def test_a_trainer_does_not_wait_for_its_pushes_that_a_snapshot_lacks(tmp_path: Path, lossy: bool) -> None:
+    """With max_staleness, trainers would otherwise wait for each other and for themselves."""
+    durability = "snapshot" if lossy else "log"
+    bench = Kept(tmp_path, 2, durability=durability)
+    bench.opened()
+    bench.snapshot()
+    for step in range(4):
+        for rank in (0, 1):
+            bench.push(rank, step)
+    bench.kill()
+    again = Kept(tmp_path, 2, durability=durability, max_staleness=0)
+    pulls = [again.ask(Kind.PULL, rank, number=4).sequence for rank in (0, 1)]
+    again.pass_time(1)
+    assert [again.late[pull].kind for pull in pulls] == [Kind.DATA] * 2
+
+
 def joined(bench: Kept, count: int, life: int = 5) -> list[int]:
     return [bench.hello(rank, life).number for rank in range(count)]
+
+
+@pytest.mark.parametrize("durability", ["log", "snapshot"])
+def test_a_server_that_is_back_recognizes_connections_before_their_first_message(
+    tmp_path: Path, durability: str
+) -> None:
+    """A trainer that waits repeats its request after up to 10 s, and must not count as lost meanwhile."""
+    trained(tmp_path, durability=durability)
+    members = list(Kept(tmp_path, 2, durability=durability).service._members)
+    client = Client(["127.0.0.1:1"], 1, PsConfigs())
+    try:
+        route = client._sockets[0].getsockopt(zmq.ROUTING_ID)
+    finally:
+        client.close()
+    incarnation = members[1].incarnation
+    assert members[1].route == route.replace(b"%x" % client._incarnation, b"%x" % incarnation)
+    assert members[0].route != members[1].route
 
 
 @pytest.mark.parametrize("durability", ["log", "snapshot"])
@@ -104,7 +141,7 @@ def test_another_number_of_trainers_has_the_tables_and_shares_the_steps(
 ) -> None:
     trained(tmp_path, durability=durability)
     back = Kept(tmp_path, count, start="second", durability=durability)
-    said = f"the job had 2 trainers and has {count} now: they begin at step {step}"
+    said = f"the job had 2 trainers and now has {count}. They start at step {step}"
     assert said in capsys.readouterr().err
     assert joined(back, count) == [step] * count
     assert back.done(5) == -7
@@ -224,7 +261,7 @@ def test_a_folder_that_cannot_be_removed_when_the_job_is_over_is_told(
     kept = Kept(tmp_path, 1)
     shutil.rmtree(tmp_path / "server-0")
     kept.saver.close(over=True)
-    assert f"remove {tmp_path}/server-0" in capsys.readouterr().err
+    assert f"Remove {tmp_path}/server-0" in capsys.readouterr().err
 
 
 def test_candidates_and_their_days_come_back(tmp_path: Path) -> None:
@@ -332,7 +369,7 @@ def test_a_log_is_not_applied_to_another_save_than_the_one_it_began_with(tmp_pat
         for number, (name, origin) in enumerate(changed):
             copy = tmp_path / str(number)
             shutil.copytree(tmp_path / name, copy)
-            with pytest.raises(FolderError, match="its tables began with"):
+            with pytest.raises(FolderError, match="tables started with"):
                 Loaded(endpoint, copy, origin)
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from trainers.ps.server.store import Gradient, StepPushes
+from trainers.ps.server.pushes import Gradient, StepPushes
 
 
 def dense(*values: float, lr: float = 0.1) -> Gradient:

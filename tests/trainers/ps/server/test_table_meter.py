@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.shrinking import shrink
 from trainers.ps.kernels.counts import REGISTERS
 from trainers.ps.server.members import Member
 from trainers.ps.server.samples import DistinctKeys, HotKeys, Sizes
@@ -128,7 +129,7 @@ def test_candidates_and_rows_that_a_shrink_removes(reported: Reported) -> None:
     assert (found["rows"], found["candidates"], found["admitted"], found["refused"]) == (1, 1, 1, 2)
     policy = ShrinkPolicy(delete_threshold=1e9)
     table = reported.store.tables[3]
-    table.shrink(policy)  # type: ignore[union-attr]
+    shrink(table, policy)  # type: ignore[union-attr]
     reported.meter.active = True
     found = reported.report()["filtered"]
     assert (found["rows"], found["removed"], found["new"]) == (0, 1, 1)

@@ -80,10 +80,9 @@ class Alone:
         message = Message(kind, 0, self.life, self.sequence, number, Code.NONE, parts)
         service = self.server._service
         while True:
-            replies = [each for _, each in service.handle(b"x", message, lambda route: False)]
-            (reply,) = [each for each in replies if each.sequence == self.sequence]
-            if reply.kind is not Kind.WAIT:
-                return reply
+            for _, reply in service.handle(b"x", message, lambda route: False):
+                if reply.sequence == self.sequence and reply.kind is not Kind.WAIT:
+                    return reply
             self.server._saving._task.wait()  # type: ignore[union-attr]  # it waits for that
 
     def values(self) -> dict[str, list[float]]:
@@ -118,6 +117,9 @@ class Alone:
             def ask(_, requests: Sequence[object]) -> list[Message]:
                 return [self.ask(each.kind, *each.parts, number=each.number) for each in requests]  # type: ignore[attr-defined]
 
+            def forget(_, kind: Kind) -> None:
+                pass
+
         SaveCoordinator(Direct(), 1).save(str(where), SaveMode.ALL, 0)  # type: ignore[arg-type]
 
     def kill(self) -> None:
@@ -142,7 +144,7 @@ def test_rows_that_a_bound_has_no_room_for_are_counted_in_the_log(
         second.hello(0)
         (table,) = second.server._store.tables.values()
         lost = 70 - len(table)
-        said = f"WARNING: {lost} rows of 'user.weight' in {tmp_path / 'saved'} were removed"
+        said = f"WARNING: removed {lost} rows of 'user.weight' in {tmp_path / 'saved'}"
         assert (lost > 0) == (said in capfd.readouterr().err) == (spec is bounded)
         second.server._state_saver.close(over=True)
         second.server._close()
@@ -222,7 +224,7 @@ def test_a_restart_before_the_first_snapshot_does_not_follow_something_else(
         assert other.ask(Kind.READY).kind is Kind.DONE
         other.save(saved)
         other.kill()
-    words = r"began with save-\S+ of \S+/saved, bias user.weight and would now begin with save-"
+    words = r"started with save-\S+ of \S+/saved, bias user.weight, but would now start with save-"
     with pytest.raises(FolderError, match=words):
         Alone(NEW, tmp_path / "kept", saved, only)
 
@@ -241,14 +243,14 @@ def test_a_whole_save_is_loaded_without_values_of_the_trainer(saved: Path, tmp_p
 @pytest.mark.parametrize(
     ("specs", "only", "words"),
     [
-        ({**OLD, 4: NEW[2]}, None, ["Missing in the save: 'city.weight'", "var_names=[...]"]),
-        (NEW, ["item.weight"], ["'item.weight'", "rows of 2;", "rows of 3", "var_names=[...]"]),
+        ({**OLD, 4: NEW[2]}, None, ["Missing in the saved tables: 'city.weight'", "var_names=[...]"]),
+        (NEW, ["item.weight"], ["'item.weight'", "rows of 2,", "rows of 3", "var_names=[...]"]),
         (
             NEW,
             ["out.weight"],
-            ["'out.weight'", "4 elements; in this model it is dense with 7", "var_names=[...]"],
+            ["'out.weight'", "4 elements, but in this model it is dense with 7", "var_names=[...]"],
         ),
-        (NEW, ["bias", "users"], ["does not have 'users'; it has 'bias', 'item.weight'"]),
+        (NEW, ["bias", "users"], ["do not include 'users'. They include 'bias', 'item.weight'"]),
         ({0: OLD[0]}, ["item.weight"], ["Missing in this model: 'item.weight'"]),
     ],
 )

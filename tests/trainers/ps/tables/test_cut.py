@@ -284,7 +284,7 @@ def test_a_cut_without_memory_loses_no_removed_key() -> None:
         for start in range(0, cut.rows, 5000):
             cut.read(start, start + 5000)
     table.remove(numbers(1, 2))
-    with no_more_memory_than(16 << 20), pytest.raises(FullError, match="no memory"):
+    with no_more_memory_than(16 << 20), pytest.raises(FullError, match="not enough memory"):
         table.cut(changed_only=True, mark=True)
     table.remove(numbers(3))
     assert not table.is_cut

@@ -283,7 +283,7 @@ def test_a_full_disk_keeps_rows_in_memory(tmp_path: Path, capsys: pytest.Capture
             pair.step()
         pair.same()
         assert len(pair.tiered._storage) > ROWS + 200
-    assert capsys.readouterr().err.count("rows cannot move to disk_dir") == 1
+    assert capsys.readouterr().err.count("Rows cannot move to disk_dir") == 1
 
 
 def test_an_update_that_cannot_read_its_rows_is_no_step(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def test_an_update_that_cannot_read_its_rows_is_no_step(tmp_path: Path) -> None:
     keys = torch.arange(50)
     run = Lines({0: table}).run(0, 1)
     os.ftruncate(table.bounded._file.fileno(), 0)
-    with pytest.raises(OSError, match="cannot be read"):
+    with pytest.raises(OSError, match="can no longer be read"):
         table.apply(keys, torch.ones(50, DIM), 0.1)
-    with pytest.raises(OSError, match="cannot be read"):
+    with pytest.raises(OSError, match="can no longer be read"):
         run.apply(np.array([50]), keys, torch.ones(50, DIM), 0.1)
     assert table.step == step
 

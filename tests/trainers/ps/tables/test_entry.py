@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.shrinking import shrink
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
@@ -126,13 +127,13 @@ def test_many_candidates() -> None:
 def test_candidates_are_saved_and_loaded() -> None:
     table, other = sparse(EntryKind.COUNT, 2), sparse(EntryKind.COUNT, 2)
     table.pull(torch.arange(100))
-    table.shrink(ShrinkPolicy())
+    shrink(table, ShrinkPolicy())
     table.pull(numbers(100))
     other.load_candidates(table.candidates())
     assert all(map(torch.equal, other.candidates().columns, table.candidates().columns))
     other.pull(numbers(5, 500))
     assert stored(other) == [5]
-    other.shrink(ShrinkPolicy(delete_after_unseen_days=1))
+    shrink(other, ShrinkPolicy(delete_after_unseen_days=1))
     assert waiting(other) == {100: 1, 500: 1}
     assert len(sparse().candidates().keys) == 0
 
@@ -147,7 +148,7 @@ def test_candidates_that_are_not_pulled_again_are_forgotten(statistics: bool, bo
         table.pull(torch.arange(20_000) + 20_000 * day)
         if day in (0, 2):
             table.pull(often)
-        assert table.shrink(policy) == 0
+        assert shrink(table, policy) == 0
         many.append(len(table.candidates().keys))
     assert many == [20_002, 40_002, 40_002, 40_002, 40_000, 40_000]
     assert waiting(table).keys() == set(range(80_000, 120_000))
@@ -160,7 +161,7 @@ def test_a_candidate_that_is_pulled_every_now_and_then_is_admitted() -> None:
     for day in range(7):
         if day % 3 == 0:
             table.pull(numbers(5))
-        table.shrink(ShrinkPolicy(delete_after_unseen_days=3))
+        shrink(table, ShrinkPolicy(delete_after_unseen_days=3))
     assert stored(table) == [5]
 
 
@@ -233,7 +234,7 @@ def test_days_pass() -> None:
         before = table.pull(torch.tensor(list(model)), insert=False)
         values = dict(zip(model, before, strict=True))
         kept = by_the_formula(model, policy)
-        assert table.shrink(policy) == len(model) - len(kept)
+        assert shrink(table, policy) == len(model) - len(kept)
         gone += len(model) - len(kept)
         model = kept
         rows = everything(table)
@@ -250,21 +251,21 @@ def test_the_defaults_are_paddles() -> None:
     table = sparse(statistics=True)
     shows = torch.tensor([[0.0, 0.0], [8.0, 0.0], [8.5, 0.0], [1.0, 0.9], [1.0, 0.79]])
     table.apply(torch.arange(5), torch.zeros(5, 2), 1.0, shows)
-    assert table.shrink(ShrinkPolicy()) == 3  # scores 0, 0.784, 0.833, 0.892, 0.795
+    assert shrink(table, ShrinkPolicy()) == 3  # scores 0, 0.784, 0.833, 0.892, 0.795
     assert stored(table) == [2, 3]
     many = torch.full((1, 2), 1e6)
     table.apply(numbers(9), torch.zeros(1, 2), 1.0, many)
     for _ in range(30):
-        table.shrink(ShrinkPolicy())
+        shrink(table, ShrinkPolicy())
     assert stored(table) == [9]
-    assert table.shrink(ShrinkPolicy()) == 1  # unseen for 31 days
+    assert shrink(table, ShrinkPolicy()) == 1  # unseen for 31 days
 
 
 def test_a_row_that_went_begins_anew() -> None:
     table = sparse(statistics=True)
     begun = table.pull(numbers(1))
     table.apply(numbers(1), torch.ones(1, 2), 1.0)
-    assert table.shrink(ShrinkPolicy()) == 1
+    assert shrink(table, ShrinkPolicy()) == 1
     assert torch.equal(table.pull(numbers(1)), begun)
 
 
@@ -274,17 +275,17 @@ def test_a_day_changes_every_row() -> None:
     table.apply(torch.arange(10), torch.zeros(10, 2), 1.0, torch.full((10, 2), 9.0))
     with table.cut(mark=True) as cut:
         cut.read(0, cut.rows)
-    assert table.shrink(ShrinkPolicy()) == 0
+    assert shrink(table, ShrinkPolicy()) == 0
     with table.cut(changed_only=True) as cut:
         assert cut.read(0, cut.rows).keys.tolist() == list(range(10))
 
 
 def test_what_cannot_be_shrunk() -> None:
     with pytest.raises(TableError, match="no statistics"):
-        sparse().shrink(ShrinkPolicy())
+        shrink(sparse(), ShrinkPolicy())
     table = sparse(statistics=True)
     with table.cut(), pytest.raises(TableError, match="being saved"):
-        table.shrink(ShrinkPolicy())
+        shrink(table, ShrinkPolicy())
 
 
 class Twins:
@@ -335,7 +336,7 @@ def test_a_shrink_in_slices_is_as_if_it_had_been_at_once(kind: EntryKind) -> Non
         for _ in range(20):
             twins.use()
         twins.sliced.begin_shrink(policy)
-        wanted = twins.whole.shrink(policy)
+        wanted = shrink(twins.whole, policy)
         with pytest.raises(TableError, match="being shrunk"):
             twins.sliced.cut()
         slices = 0

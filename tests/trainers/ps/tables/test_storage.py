@@ -1,21 +1,30 @@
 """Rows and their index: growth, removal, any key; against a plain dict."""
 
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.isolated import in_fork
 from tests.support.memory import no_more_memory_than
 from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.index import DEEPEST, FULL, PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
 from trainers.ps.kernels.runs import NEEDS_ROOM, RECORD_PLACES
-from trainers.ps.tables.spec import FullError, torch_memory
-from trainers.ps.tables.storage import MAX_ROWS, Arena, Storage, touch_in_background
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import make_table
+from trainers.ps.tables.spec import (
+    Entry,
+    EntryKind,
+    FullError,
+    RowOptions,
+    TableKind,
+    TableSpec,
+    torch_memory,
+)
+from trainers.ps.tables.storage import MAX_ROWS, Arena, Storage, reservation, touch_in_background
 
 pytestmark = pytest.mark.slow
 
@@ -238,44 +247,36 @@ def test_touched_memory_may_change_meanwhile() -> None:
     assert (words[::512] == 2000).all()
 
 
-LIMITED = """
-import pathlib
-import resource
-import torch
-from trainers.ps.tables.storage import reservation
-from trainers.ps.tables.spec import FullError
-from trainers.ps.tables.rules import SGD
-from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.sparse import make_table
+def limited() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, ((300 << 20) + 4096 * pages,) * 2)
+    reservation.cache_clear()
+    assert reservation() == 0
+    table = make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=64, rule=SGD()))
+    table.pull(torch.arange(2))
+    counting = RowOptions(entry=Entry(EntryKind.COUNT, 2))
+    counted = make_table(TableSpec(kind=TableKind.SPARSE, name="c", size=1, rule=SGD(), rows=counting))
+    for _ in range(2):
+        counted.pull(torch.arange(200_000))
+    table.apply(torch.arange(2), torch.ones(2, 64), 1.0)
+    assert len(counted) == 200_000
+    assert not len(counted.candidates().keys)
+    nothing = torch.zeros(50_000, 64)
 
-pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, ((300 << 20) + 4096 * pages,) * 2)
-assert reservation() == 0
-table = make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=64, rule=SGD()))
-table.pull(torch.arange(2))
-counting = RowOptions(entry=Entry(EntryKind.COUNT, 2))
-counted = make_table(TableSpec(kind=TableKind.SPARSE, name="c", size=1, rule=SGD(), rows=counting))
-for start in range(2):
-    counted.pull(torch.arange(200_000))
-table.apply(torch.arange(2), torch.ones(2, 64), 1.0)
-assert len(counted) == 200_000 and not len(counted.candidates().keys)
-nothing = torch.zeros(50_000, 64)
-try:
-    for start in range(0, 10_000_000, 50_000):
-        keys = torch.arange(start, start + 50_000)
-        table.make_room([keys], filtered=True)
-        table.apply(keys, nothing, 0.0)
-except FullError as error:
-    print(len(table) >= 50_000, "start more servers" in str(error))
-print(table.pull(torch.tensor([1]))[0, :2].tolist())
-"""
+    def fill() -> None:
+        for start in range(0, 10_000_000, 50_000):
+            keys = torch.arange(start, start + 50_000)
+            table.make_room([keys], filtered=True)
+            table.apply(keys, nothing, 0.0)
+
+    with pytest.raises(FullError, match="Start more servers"):
+        fill()
+    assert len(table) >= 50_000
+    assert table.pull(torch.tensor([1]))[0, :2].tolist() == [-1.0, -1.0]
 
 
 def test_a_limit_on_address_space_is_respected_and_told() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.stdout.split("\n")[:2] == ["True True", "[-1.0, -1.0]"], done.stderr
+    in_fork(limited)
 
 
 def test_torch_without_memory_is_a_memory_error() -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.rules import FTRL, SGD, Adam, Fixed
 from trainers.ps.tables.sparse import make_table
 from trainers.ps.tables.spec import (
@@ -27,39 +27,38 @@ def keys(*values: int) -> torch.Tensor:
 def test_a_dense_block_refuses_what_does_not_fit() -> None:
     table = make_table(TableSpec(kind=TableKind.DENSE, name="d", size=4, rule=SGD()))
     with pytest.raises(ShapeError, match="4 elements"):
-        table.check(None, torch.ones(5))
+        table.check(torch.ones(5))
     with pytest.raises(KeysError, match="no keys"):
-        table.check(keys(1), torch.ones(4))
-    with pytest.raises(KeysError):
-        table.pull(keys(1))
+        table.check_assign(keys(1), torch.ones(4))
     with pytest.raises(NotFiniteError, match="NaN or infinity"):
-        table.check(None, torch.tensor([1.0, 2.0, float("inf"), 4.0]))
+        table.check(torch.tensor([1.0, 2.0, float("inf"), 4.0]))
 
 
 def test_a_table_that_is_not_trained_takes_no_gradient() -> None:
     table = make_table(TableSpec(kind=TableKind.DENSE, name="frozen", size=1, rule=Fixed()))
     with pytest.raises(TableError, match="'frozen' is not trained"):
-        table.check(None, torch.ones(1))
+        table.check(torch.ones(1))
 
 
 def test_a_pulled_block_does_not_change_with_the_table() -> None:
     table = make_table(TableSpec(kind=TableKind.DENSE, name="d", size=2, rule=SGD()))
-    before = table.pull(None)
-    table.apply(None, torch.ones(2), 1.0)
+    run = DenseRun([table])
+    before = run.values()
+    table.apply(torch.ones(2), 1.0)
     assert before.tolist() == [0, 0]
-    assert table.pull(None).tolist() == [-1, -1]
+    assert run.values().tolist() == [-1, -1]
 
 
 def test_a_loaded_block_goes_on_as_the_saved_one() -> None:
     spec = TableSpec(kind=TableKind.DENSE, name="d", size=5, rule=Adam())
     table, other = DenseTable(spec), DenseTable(spec)
-    table.apply(None, torch.randn(5), 0.1)
+    table.apply(torch.randn(5), 0.1)
     cut = table.cut()
-    table.apply(None, torch.ones(5), 0.1)
+    table.apply(torch.ones(5), 0.1)
     other.load(cut.rows)
     other.step = cut.step
-    other.apply(None, torch.ones(5), 0.1)
-    assert torch.equal(table.pull(), other.pull())
+    other.apply(torch.ones(5), 0.1)
+    assert torch.equal(table.values, other.values)
     with pytest.raises(ShapeError, match="2 states"):
         table.load(DenseTable(replace(spec, rule=SGD())).cut().rows)
 

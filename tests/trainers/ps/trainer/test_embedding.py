@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.trainer.embedding import RowSource, ServedEmbedding
+from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, find_embeddings
 from trainers.ps.trainer.remote import Lookup
 
@@ -26,7 +26,7 @@ BATCHES = {
 }
 
 
-class LocalRows(RowSource):
+class LocalRows:
     """A table in this process; gradients are kept as they come."""
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -34,6 +34,11 @@ class LocalRows(RowSource):
         self.gradient = torch.zeros_like(weight)
         self.touched: set[int] = set()
         self.stats: dict[int, torch.Tensor] = {}
+
+        self.anchor = torch.empty(0, requires_grad=True)
+
+    def call(self, ids: torch.Tensor) -> None:
+        """All calls are looked up."""
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         keys, place, counts = torch.unique(ids.long(), return_inverse=True, return_counts=True)
@@ -165,7 +170,7 @@ def tied() -> torch.nn.Module:
     ("model", "words"),
     [
         (torch.nn.Sequential(torch.nn.Embedding(4, 2, max_norm=1.0, sparse=True)), "max_norm"),
-        (torch.nn.Sequential(Own(4, 2, sparse=True)), "forward of its own"),
+        (torch.nn.Sequential(Own(4, 2, sparse=True)), "its own forward"),
         (torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True, dtype=torch.float64)), "float32"),
         (tied(), "shares its weight with a, b"),
     ],

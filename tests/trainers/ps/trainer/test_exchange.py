@@ -271,7 +271,7 @@ def test_gradients_in_any_order_reach_the_servers_of_their_keys() -> None:
     )
     trainer.exchange.push()
     wanted = keys.float() + 100 * (keys < len(SHARED))
-    assert torch.equal(trainer.table.pull_rows(keys, insert=False)[:, 0], wanted)
+    assert torch.equal(trainer.table.pull_rows(keys)[:, 0], wanted)
 
 
 def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, list[torch.Tensor]]:

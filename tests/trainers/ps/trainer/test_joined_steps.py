@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +18,15 @@ class Model:
     def __init__(self) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
         self.inner = [torch.optim.SGD([each], lr=1.0) for each in self.parameters]
+        self.rows = [SimpleNamespace(state=0) for _ in self.inner]
         self.optimizers: Any = [
-            SimpleNamespace(inner=each, param_groups=each.param_groups) for each in self.inner
+            SimpleNamespace(
+                inner=each, param_groups=each.param_groups, groups=[SimpleNamespace(collected=rows)]
+            )
+            for each, rows in zip(self.inner, self.rows, strict=True)
         ]
-        self.rows: Counter[int] = Counter()
         self.pushed: list[tuple[list[float] | None, float]] = []
-        self.steps = JoinedSteps(
-            self.optimizers, self._push, lambda one: self.rows[self.optimizers.index(one)], self.parameters
-        )
+        self.steps = JoinedSteps(self.optimizers, self._push, self.parameters)
 
     def _push(self, overflow: bool) -> None:
         for each, inner in zip(self.parameters, self.inner, strict=True):
@@ -67,10 +67,10 @@ def test_gradients_after_a_step_are_for_the_next_one() -> None:
 
 def test_rows_that_get_gradients_after_the_step_are_refused() -> None:
     model = Model()
-    model.rows[0] = 1
+    model.rows[0].state = 1
     model.step(0)
-    model.rows[0] = 2
-    with pytest.raises(UsageError, match=r"rows of SGD .* before the first step"):
+    model.rows[0].state = 2
+    with pytest.raises(UsageError, match=r"Rows of SGD .* before the first step"):
         model.step(1)
     assert model.pushed == []
 
@@ -82,7 +82,7 @@ def test_values_that_change_between_the_steps_are_refused() -> None:
         model.backward(number, 2.0)
     model.step(0)
     model.parameters[0].data.clamp_(max=-1.0)
-    with pytest.raises(UsageError, match="changed after its optimizer's step"):
+    with pytest.raises(UsageError, match="changed a parameter after the step"):
         model.step(1)
     assert model.pushed == []
     model.step(0)

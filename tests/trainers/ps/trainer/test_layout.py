@@ -81,11 +81,11 @@ def test_bounds_that_do_not_fit_the_job_are_refused() -> None:
         bounded(max_rows=5, evict="score")
     with pytest.raises(UsageError, match="ttl_s"):
         bounded(max_rows=5, table=TableConfigs(ttl_s=60))
-    with pytest.raises(UsageError, match=r"'words.weight' has statistics, and the job disk_dir"):
+    with pytest.raises(UsageError, match=r"'words.weight' has statistics, and the job has disk_dir"):
         bounded(max_rows=5, disk_dir="/", table=TableConfigs(statistics=True))
-    with pytest.raises(UsageError, match=r"has ttl_s, and the job disk_dir"):
+    with pytest.raises(UsageError, match=r"has ttl_s, and the job has disk_dir"):
         bounded(disk_dir="/", table=TableConfigs(ttl_s=60))
-    with pytest.raises(UsageError, match="no table a bound"):
+    with pytest.raises(UsageError, match="no table has a bound"):
         bounded(disk_dir="/")
 
 
@@ -167,8 +167,8 @@ def test_a_table_that_makes_one_server_do_much_more_is_named_and_what_to_set() -
     rows[server, used.table] = 200_000
     share = rows.sum(axis=1)[server] / (rows.sum() / 4)
     assert layout.uneven(rows) == (
-        f"server {server} sends {share:.1f} times as many bytes of rows as the average of 4 servers. To "
-        "share what is used most among more of them, add to the settings in strategy.sparse_table_configs: "
+        f"Server {server} sends {share:.1f} times as many bytes of rows as the average of 4 servers. To "
+        "divide the largest tables among more servers, add to the settings in strategy.sparse_table_configs: "
         '{"slot7.weight": {"servers": 4}}'
     )
     assert layout.uneven(rows // 100) == "", "too few to say"

@@ -13,7 +13,7 @@ def test_ids_of_the_only_module_need_no_name() -> None:
 
 
 def test_ids_that_belong_nowhere_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 embeddings are served"):
+    with pytest.raises(UsageError, match="servers have 2 embeddings"):
         ids_by_module(torch.arange(3), [torch.nn.Identity(), torch.nn.Identity()])
-    with pytest.raises(UsageError, match="which no server serves"):
+    with pytest.raises(UsageError, match="which is on no server"):
         ids_by_module({torch.nn.Identity(): torch.arange(3)}, [torch.nn.Identity()])

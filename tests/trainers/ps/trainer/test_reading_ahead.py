@@ -575,7 +575,7 @@ def test_a_loop_that_could_be_read_ahead_is_reported_once(loader: Callable[[], A
             for batch in loader():
                 looking.step(batch if isinstance(batch, torch.Tensor) else batch[0])
         (line,) = looking.reported
-        assert f"it has the {reason}." in line
+        assert f"the loop has the {reason}." in line
         assert '"read_ahead": True' in line
         assert all(now for *_, now in looking.prepared)
 
@@ -603,7 +603,7 @@ def test_a_change_of_the_batch_size_in_the_loop_is_refused() -> None:
         for ids, _ in islice(coming, 2):
             looking.step(ids)
         order.batch_size = 4
-        with pytest.raises(UsageError, match="was changed from 2 to 4"):
+        with pytest.raises(UsageError, match="changed from 2 to 4"):
             next(coming)
 
 

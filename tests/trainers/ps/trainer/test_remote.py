@@ -127,7 +127,7 @@ def test_an_id_out_of_range_is_named_and_gets_no_row(wrong: int) -> None:
     ids = torch.tensor([1, wrong])
     prepare(table, ids)
     for insert in (True, False):
-        with pytest.raises(IndexError, match=rf"'t' has rows 0 to 9; id {wrong} is out of range"):
+        with pytest.raises(IndexError, match=rf"'t' has rows 0 to 9, but was given the id {wrong}"):
             table.look_up(ids, insert=insert)
     assert server.asked == []
 

@@ -12,19 +12,14 @@ class Stepper:
         self.serving = True
         self.scaler: ServedScaler | None = None
         self.kept = False
+        self.worker = None
         self.steps = 0
 
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         self.steps += 1
 
-    def has_rows(self, optimizer: ServedOptimizer) -> bool:
-        return False
-
     def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
-
-    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
-        return True
 
     def agree(self, overflow: bool) -> bool:
         return overflow

@@ -55,7 +55,7 @@ def test_it_cannot_be_called_without_servers() -> None:
         (lambda: SparseEmbedding(3, low=1, high=1), "low"),
         (lambda: Uniform(1, 0), "low"),
         (lambda: Uniform(seed=-1), "the seed is -1"),
-        (lambda: Normal(0, -1), "not negative"),
+        (lambda: Normal(0, -1), "at least 0"),
         (lambda: ProbabilityEntry(0), "above 0"),
         (lambda: CountFilterEntry(0), "at least 1"),
     ],

@@ -26,7 +26,7 @@ def test_a_batch_is_stepped_before_the_next_one_is_taken() -> None:
     assert turn.take() == ([FIRST], (True, False))
     assert turn.take() == ([], None), "a step without a batch of a stream has no records"
     turn.give(FIRST)
-    with pytest.raises(UsageError, match=r"of the one before it, \[0, 10\) of 'part-0'; make one step"):
+    with pytest.raises(UsageError, match=r"for the previous batch, \[0, 10\) of 'part-0'. Make one step"):
         turn.give(SECOND)
     turn.give(FIRST)
     turn.forget(SECOND)
@@ -34,7 +34,7 @@ def test_a_batch_is_stepped_before_the_next_one_is_taken() -> None:
         turn.give(SECOND)
     turn.give(FIRST)
     turn.forget(FIRST)
-    with pytest.raises(UsageError, match=r"left before the optimizer's step of its last batch, \[0, 10\)"):
+    with pytest.raises(UsageError, match=r"before the optimizer's step for the last batch, \[0, 10\)"):
         turn.take()
     turn.give(SECOND)
     (part,) = records_part(turn.take()[0])
@@ -58,9 +58,9 @@ def asynchronous(strategy: DistributedStrategy) -> None:
 @pytest.mark.parametrize(
     ("setting", "error", "message"),
     [
-        (geo, NotSupportedError, "geo training sends changes of several steps"),
-        (averaged, NotSupportedError, "every trainer needs as many batches"),
-        (asynchronous, UsageError, "call fleet.stream.* between fleet.init_worker"),
+        (geo, NotSupportedError, "Geo training sends changes of several steps"),
+        (averaged, NotSupportedError, "every trainer needs equally many batches"),
+        (asynchronous, UsageError, "fleet.stream.* between fleet.init_worker"),
     ],
 )
 def test_where_a_stream_cannot_be_counted(

@@ -520,7 +520,7 @@ def test_rows_of_a_state_dict_that_are_written_are_refused(
     del state
     for _ in range(3):
         twins.served.state_dict()
-    assert len(twins.serving._given) == 1
+    assert len(twins.serving.given) == 1
 
 
 def test_transforms_of_torch_func_are_refused() -> None:
@@ -604,7 +604,7 @@ def test_hidden_gradients_are_collected_all_the_same() -> None:
 def test_a_dense_gradient_is_refused_when_it_is_pushed() -> None:
     twins = Twins(MODULES["rows"])
     twins.served.weight.grad = torch.ones(ROWS, DIM)
-    with pytest.raises(UsageError, match=r"'emb\.weight' became a dense tensor"):
+    with pytest.raises(UsageError, match=r"'emb\.weight' into a dense tensor"):
         twins.group.take_gradients()
 
 
@@ -640,7 +640,7 @@ REFUSED: dict[str, Use] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_the_rows_is_refused_by_name(name: str) -> None:
     twins = Twins(MODULES["rows"])
-    with pytest.raises(UsageError, match=r"parameter servers hold|served"):
+    with pytest.raises(UsageError, match=r"on parameter servers"):
         REFUSED[name](twins.served, twins.served.weight)
     assert "emb.weight" in repr(twins.serving._weight)
 
@@ -651,7 +651,7 @@ def test_a_weight_that_was_replaced_is_torchs_and_no_step_is_made() -> None:
     twins.served.weight = torch.nn.Parameter(torch.ones(ROWS, DIM))
     assert torch.equal(twins.served(SECOND), torch.ones(1, 3, DIM))
     assert torch.equal(twins.served.state_dict()["weight"], torch.ones(ROWS, DIM))
-    with pytest.raises(UsageError, match=r"'emb\.weight' was replaced"):
+    with pytest.raises(UsageError, match=r"replaced the weight of embedding 'emb\.weight'"):
         twins.serving.check()
     twins.served.weight = former
     twins.serving.check()

@@ -1,0 +1,201 @@
+"""The job that a seed draws: its size, its features and its faults."""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import dataclass
+
+from tests.simulated_ps.network import NetworkFaults
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, RowWiseAdagrad, RowWiseAdam
+from trainers.ps.tables.spec import (
+    Bound,
+    Entry,
+    EntryKind,
+    EvictionPolicy,
+    Initializer,
+    InitKind,
+    RowOptions,
+    RowType,
+    ShrinkPolicy,
+    TableKind,
+    TableSpec,
+)
+
+FAULTS = ("drop", "double", "breaks", "slow", "servers", "trainers", "power", "disk", "late", "clock")
+_FEATURES = {
+    "sync": 0.5,
+    "log": 0.75,
+    "snapshot": 0.4,  # of async jobs
+    "staleness": 0.7,  # of async jobs
+    "in_flight": 0.5,  # of async jobs
+    "saves": 0.35,
+    "resize": 0.12,
+    "publish": 0.15,
+    "geo": 0.15,  # of async jobs
+    "merge": 0.15,  # of async jobs
+    # Features of the second table:
+    "rule": 0.25,
+    "warm": 0.3,  # a learning rate of 0 at first
+    "half": 0.12,
+    "bound": 0.2,
+    "spill": 0.4,  # of bounded tables
+    "aged": 0.3,  # of bounded tables
+    "ttl": 0.15,
+    "entry": 0.15,
+    "statistics": 0.12,
+    "shrink": 0.6,  # of tables with statistics or counts
+}
+_SECOND = ("rule", "half", "bound", "ttl", "entry", "statistics")
+_RULES: tuple[AnyRule, ...] = (
+    SGD(momentum=0.5), Adagrad(), Adam(), RMSprop(), RowWiseAdagrad(), RowWiseAdam(), FTRL(), FTRL(l1=0.5),
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What a seed draws. `on` has the names of faults and features."""
+
+    seed: int
+    on: frozenset[str]
+    servers: int
+    trainers: int
+    later_trainers: int
+    """The number of trainers after a restart with another number."""
+    steps: int
+    sync: bool
+    staleness: int | None
+    durability: str
+    fsync: str
+    snapshot_s: float
+    network: NetworkFaults
+    server_kills: int
+    trainer_kills: int
+    power: bool
+    """A killed server loses what was not synced."""
+    disk_errors: dict[int, float]
+    late_errors: float
+    clock_steps: int
+    saves: float
+    """How often a trainer saves the tables after a step."""
+    in_flight: int
+    """How many pushes a trainer may have in flight when it makes the next step."""
+    merged: int
+    """How many steps a trainer merges into a push, or makes by itself between two exchanges in geo."""
+    queue: int
+    """How many merged pushes may be in flight. With 1, each step waits for its own push."""
+    publish_s: float
+    second: TableSpec | None
+    """The second table, which has features that the first table does not have."""
+    policy: ShrinkPolicy
+    trouble_s: float
+    """No fault happens later."""
+
+    @property
+    def kept(self) -> bool:
+        """True if servers keep their tables when they are killed."""
+        return self.durability != "none"
+
+    @classmethod
+    def of(cls, seed: int, without: frozenset[str] = frozenset()) -> Plan:
+        """Return the plan of a seed, without some of its faults and features."""
+        rng = random.Random(seed)
+        drawn = {each for each in FAULTS if rng.random() < 0.4}
+        drawn |= {each for each, often in _FEATURES.items() if rng.random() < often}
+        on = _possible(drawn - without)
+        kept = "log" in on or "snapshot" in on
+        sync = "sync" in on
+        errors = {rng.choice([errno.ENOSPC, errno.EIO, errno.EMFILE]): rng.choice([0.002, 0.02])}
+        merged, fsync = rng.choice([2, 3]), rng.choice(["no", "everysec", "always"])
+        trainers, in_flight, clock_steps = rng.choice([1, 2, 2, 3, 4]), rng.choice([1, 4]), rng.randint(1, 3)
+        staleness, saves, publish_s = rng.choice([0, 0, 1, 3]), rng.choice([0.1, 0.5]), rng.choice([0.2, 1.0])
+        second = _second(rng, on) if on & set(_SECOND) else None
+        if second is None or not second.ages:
+            on -= {"shrink"}
+        if second is not None and second.seen:  # rows on a disk do not age
+            on -= {"spill"}
+        server_kills, trainer_kills = rng.randint(1, 4), rng.randint(1, 3)
+        return cls(
+            seed=seed,
+            on=frozenset(on),
+            servers=rng.choice([1, 2, 2, 3]),
+            trainers=trainers,
+            later_trainers=rng.choice([each for each in range(1, 5) if each != trainers]),
+            steps=rng.randint(2, 6),
+            sync=sync,
+            staleness=staleness if "staleness" in on else None,
+            durability="snapshot" if "snapshot" in on else "log" if "log" in on else "none",
+            fsync="always" if "power" in on else fsync,
+            snapshot_s=rng.choice([0.1, 0.3, 2.0, 300.0]),
+            network=NetworkFaults(
+                drop=rng.choice([0.01, 0.1]) * ("drop" in on),
+                double=rng.choice([0.01, 0.2]) * ("double" in on),
+                breaks=rng.choice([0.003, 0.02]) * ("breaks" in on),
+                delay=rng.choice([0.0005, 0.01]),
+                long_delay=0.05 if "slow" in on else 0.0,
+            ),
+            server_kills=server_kills if "servers" in on and kept else 0,
+            trainer_kills=trainer_kills if "trainers" in on and (kept or not sync) else 0,
+            power="power" in on,
+            disk_errors=errors if "disk" in on and kept else {},
+            late_errors=0.005 if "late" in on and kept else 0.0,
+            clock_steps=clock_steps if "clock" in on else 0,
+            saves=saves if "saves" in on else 0.0,
+            in_flight=in_flight if "in_flight" in on else 0,
+            merged=merged if on & {"geo", "merge"} else 1,
+            queue=in_flight,
+            publish_s=publish_s,
+            policy=ShrinkPolicy(
+                show_click_decay_rate=0.5, delete_threshold=0.0, delete_after_unseen_days=rng.choice([0, 1])
+            ),
+            trouble_s=rng.choice([3.0, 10.0]),
+            second=second,
+        )
+
+
+def _possible(on: set[str]) -> set[str]:
+    """Return the features that a job can have together."""
+    if "sync" in on:
+        on -= {"snapshot", "staleness", "in_flight", "geo", "merge"}
+    if "snapshot" in on:
+        on -= {"log"}
+    if "geo" in on:
+        on -= {"merge"}
+    if on & {"geo", "merge"}:
+        on -= {"staleness", "in_flight", *_SECOND}
+    if not on & {"log", "snapshot"}:
+        on -= {"resize", "power"}
+    if "bound" not in on:
+        on -= {"spill", "aged"}
+    if "spill" in on:
+        on -= {"ttl"}
+    if not on & {"entry", "statistics"}:
+        on -= {"shrink"}
+    return on
+
+
+def _second(rng: random.Random, on: set[str]) -> TableSpec:
+    rule, dtype = rng.choice(_RULES), rng.choice([RowType.BFLOAT16, RowType.FLOAT16])
+    kind, needed = (
+        rng.choice([EntryKind.PROBABILITY, EntryKind.COUNT, EntryKind.SHOW_CLICK]),
+        rng.choice([1.0, 2.0, 3.0]),
+    )
+    entry = Entry(kind, {EntryKind.PROBABILITY: 0.5, EntryKind.COUNT: needed}.get(kind, 0.0))
+    policy, ttl_s = rng.choice(list(EvictionPolicy)), rng.choice([1.0, 5.0])
+    rows, size = rng.choice([(12, 0), (20, 0), (32, 0), (0, 1200)])
+    init = Initializer(InitKind.UNIFORM, *rng.choice([(0.0, 0.0), (-1.0, 1.0)]), seed=rng.randrange(1000))
+    ttl = ttl_s if "ttl" in on else 0.0
+    bound = None
+    if on & {"bound", "ttl"}:
+        policy = EvictionPolicy.LRU if ttl else policy
+        limits = (rows, size) if "bound" in on else (0, 0)
+        bound = Bound(rows=limits[0], bytes=limits[1], policy=policy, ttl_s=ttl)
+    options = RowOptions(
+        init=init,
+        entry=entry if "entry" in on else Entry(),
+        statistics="statistics" in on,
+        dtype=dtype if "half" in on else RowType.FLOAT32,
+        bound=bound,
+    )
+    rule = rule if "rule" in on else SGD()
+    return TableSpec(kind=TableKind.SPARSE, name="f", size=2, rule=rule, rows=options)
