@@ -203,16 +203,16 @@ class StoreWriter:
         self._look = look
         self._actions: dict[type[Act], Callable[[Any], None]] = {
             Register: self._register,
-            Unregister: self._unregister,
+            Unregister: lambda act: self._delete_node(self._own.node.id),
             ClaimLead: self._claim_lead,
             ReadTopology: self._read_topology,
             WriteReport: self._write_report,
             WriteRound: self._write_round,
             Propose: self._propose,
             Refuse: self._refuse,
-            DropNode: self._drop_node,
+            DropNode: lambda act: self._delete_node(act.id, expect=act.revision),
             CheckNode: self._check_node,
-            WriteCensus: self._write_census,
+            WriteCensus: lambda act: self._put(records.CENSUS_KEY, records.pack(act.census)),
         }
 
     def take(self, act: Act) -> None:
@@ -222,9 +222,6 @@ class StoreWriter:
     def _register(self, act: Register) -> None:
         me = self._own.node
         self._put(records.node_key(me.id), records.pack(me), leased=True, then=self._renewed("node"))
-
-    def _unregister(self, act: Unregister) -> None:
-        self._delete_node(self._own.node.id)
 
     def _claim_lead(self, act: ClaimLead) -> None:
         me = self._own.node.id.encode()
@@ -290,9 +287,6 @@ class StoreWriter:
     def _refuse(self, act: Refuse) -> None:
         self._put(records.verdict_key(act.id), records.pack(act.verdict))
 
-    def _drop_node(self, act: DropNode) -> None:
-        self._delete_node(act.id, expect=act.revision)
-
     def _delete_node(self, id_: str, expect: int | None = None) -> None:
         key = records.node_key(id_)
         if self._begin(key):
@@ -308,9 +302,6 @@ class StoreWriter:
 
         if self._begin(key):
             self._store.read(key, read)
-
-    def _write_census(self, act: WriteCensus) -> None:
-        self._put(records.CENSUS_KEY, records.pack(act.census))
 
     # ---- requests
 

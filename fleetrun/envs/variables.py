@@ -86,7 +86,7 @@ def chosen(words: Iterable[str], environ: Environ, options: Texts) -> Chosen:
     for word in words:
         if "=" in word:
             continue
-        if not is_pattern(word):
+        if not any(letter in word for letter in "*?["):
             _check_name(word, options)
             if word not in environ:
                 raise UsageError(
@@ -103,10 +103,6 @@ def chosen(words: Iterable[str], environ: Environ, options: Texts) -> Chosen:
     return Chosen(
         values=values, left_out=tuple(name for name in left_out if name not in values), unused=tuple(unused)
     )
-
-
-def is_pattern(word: str) -> bool:
-    return any(letter in word for letter in "*?[")
 
 
 def _fitting(pattern: str, environ: Environ, options: Collection[str]) -> list[str]:

@@ -37,13 +37,18 @@ def bound_cores(
         node = node_of[id_]
         if node is None:
             return frozenset()
-        own = _cores_of_node(root, node) & frozenset(allowed)
+        own = _cores(root / f"sys/devices/system/node/node{node}/cpulist") & frozenset(allowed)
         neighbours = [each for each in ids if node_of[each] == node]
         place = neighbours.index(id_) if id_ in neighbours else 0
         if binding == "socket":
             return _socket(root, own) & frozenset(allowed)
         if binding == "exclusive":
-            return _share(_grouped(own, lambda core: _siblings(root, core)), place, len(neighbours), node)
+            return _share(
+                _grouped(own, lambda core: _cores(_cpu(root, core) / "topology/thread_siblings_list")),
+                place,
+                len(neighbours),
+                node,
+            )
         if binding == "core-complex":
             caches = sorted(_grouped(own, lambda core: _sharing_cache(root, core)), key=len, reverse=True)
             return caches[place % len(caches)] if caches else own
@@ -69,10 +74,6 @@ def _uuid(information: Path) -> str:
 def _node(root: Path, address: str) -> int | None:
     number = read_file(root / "sys/bus/pci/devices" / address / "numa_node")
     return max(int(number), 0) if number else None  # -1: the node has only one
-
-
-def _cores_of_node(root: Path, node: int) -> _Cores:
-    return _cores(root / f"sys/devices/system/node/node{node}/cpulist")
 
 
 def _socket(root: Path, own: _Cores) -> _Cores:
@@ -107,11 +108,6 @@ def _grouped(cores: _Cores, together: Callable[[int], _Cores]) -> list[_Cores]:
 
 def _package(root: Path, core: int) -> str:
     return read_file(_cpu(root, core) / "topology/physical_package_id")
-
-
-def _siblings(root: Path, core: int) -> _Cores:
-    """Return the hardware threads of one physical core."""
-    return _cores(_cpu(root, core) / "topology/thread_siblings_list")
 
 
 def _sharing_cache(root: Path, core: int) -> _Cores:

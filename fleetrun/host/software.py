@@ -105,10 +105,10 @@ def differences(found: Kinds) -> tuple[list[str], list[str]]:
     """
     serious: list[str] = []
     other: list[str] = []
-    for what, of in (("Python", _python), ("torch", _version_of("torch"))):
+    for what, of in (("Python", lambda software: software.python), ("torch", _version_of("torch"))):
         spread = _spread(found, of)
         if spread:
-            worst = len({_minor(of(each)) for _, each in found}) > 1
+            worst = len({".".join(of(each).split(".")[:2]) for _, each in found}) > 1
             (serious if worst else other).append(f"{what} is {spread}")
     packages = differing_packages(found)
     return serious, [*other, *([packages] if packages else [])]
@@ -130,16 +130,8 @@ def differing_packages(found: Kinds) -> str:
     return f"{count}: {'; '.join(shown)}{more}"
 
 
-def _python(software: Software) -> str:
-    return software.python
-
-
 def _version_of(package: str) -> Callable[[Software], str]:
     return lambda software: software.packages.get(package, _MISSING)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def _spread(found: Kinds, of: Callable[[Software], str]) -> str:

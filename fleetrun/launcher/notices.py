@@ -19,7 +19,6 @@ from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
 from fleetrun.launcher.parts import End, Event, Launch, Part, Reach
 from fleetrun.pod.companion import Companion, CompanionOutput
-from fleetrun.pod.container import Ended
 from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, code_of
 from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit
@@ -65,7 +64,12 @@ class Notices(Part):
             case Failure(decision=Restart() as decision) if by_itself and not event.tolerated:
                 ended = event.ended
                 named = {**_process(ended.spec), "code": code_of(ended)}
-                self._restart("restart", _sentence(ended), decision, **named)
+                self._restart(
+                    "restart",
+                    cause_line(JobResult(code=code_of(ended), cause=ended), read_tail(ended.spec.log)),
+                    decision,
+                    **named,
+                )
             case Hang(decision=Restart() as decision) if self._alone:
                 self._restart("hang", event.cause, decision)
 
@@ -146,10 +150,6 @@ class Notices(Part):
     def _ended(self, exit: Exit) -> None:
         self._companion = None
         self._warn(f"the notifier process {self._from_it.end(exit)}; the job continues without notifications")
-
-
-def _sentence(ended: Ended) -> str:
-    return cause_line(JobResult(code=code_of(ended), cause=ended), read_tail(ended.spec.log))
 
 
 def _process(spec: ContainerSpec) -> Document:

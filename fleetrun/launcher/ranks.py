@@ -133,14 +133,17 @@ class Ranks(Part):
             from fleetrun.stacks.helper import watch_for_hangs  # late: most launches do not watch for hangs
 
             self._hangs = watch_for_hangs(
-                self._loop, self._launch.companions, limit, self._report_places, self._ask
+                self._loop,
+                self._launch.companions,
+                limit,
+                lambda findings: self._launch.console.block(
+                    [f"  {printable(line)}" for line in findings.stacks], level="ERROR"
+                ),
+                self._ask,
             )
             reported = self._hangs.reported
             self._launch.progress.subscribe(lambda container, report: reported(container))
         return self._hangs
-
-    def _report_places(self, findings: Findings) -> None:
-        self._launch.console.block([f"  {printable(line)}" for line in findings.stacks], level="ERROR")
 
     def inspect(
         self, containers: Sequence[Container], ended: Ended | None, then: Callable[[Verdict | None], None]

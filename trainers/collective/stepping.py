@@ -40,7 +40,7 @@ class DistributedScaler(GradScaler):
         self._waits = False
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        if _merges(optimizer):
+        if isinstance(optimizer, DistributedOptimizer) and optimizer.merges:
             return
         super().unscale_(optimizer)
         if self.is_enabled() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -114,10 +114,6 @@ def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
         growth_interval=configs.incr_every_n_steps,
     )
     return DistributedScaler(scaler, configs)
-
-
-def _merges(optimizer: Optimizer) -> bool:
-    return isinstance(optimizer, DistributedOptimizer) and optimizer.merges
 
 
 # ---- The optimizer

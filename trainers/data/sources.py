@@ -71,7 +71,9 @@ class PipeSource:
                 stdin=given if direct else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_command_environment(),
+                # Without the launcher's error file: this process reports the command's failure, and a command
+                # that is stopped early has not failed.
+                env={name: value for name, value in os.environ.items() if name not in ERROR_FILE_VARIABLES},
                 process_group=0,
             )
         except OSError as problem:
@@ -183,14 +185,6 @@ def _end_of(code: int) -> str:
         return f"was ended by {signal.Signals(number).name}"
     hint = {_NOT_FOUND: " (command not found)", _NOT_EXECUTABLE: " (not executable)"}.get(code, "")
     return f"ended with exit code {code}{hint}"
-
-
-def _command_environment() -> dict[str, str]:
-    """Return the environment without the launcher's error file.
-
-    This process reports the command's failure, and a command that is stopped early has not failed.
-    """
-    return {name: value for name, value in os.environ.items() if name not in ERROR_FILE_VARIABLES}
 
 
 def _has_descriptor(stream: IO[bytes]) -> bool:

@@ -53,7 +53,7 @@ def compiled(function: Kernel) -> Kernel:
         kernel: Any = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba found no writable directory
         return cast(Kernel, numba.njit(**_OPTIONS)(function))
-    folder = cache_folder(kernel)
+    folder = Path(kernel.stats.cache_path)
     sources = _sources(Path(function.__code__.co_filename).parent)
     kernel._cache._cache_file._source_stamp = sources
     name = f"{function.__module__}.{function.__name__}"
@@ -75,11 +75,6 @@ def variant(function: Callable[..., object], name: str, **others: object) -> Cal
 def inlined(function: Kernel) -> Kernel:
     """Inline the function in each kernel that calls it, because a call with arrays costs more than a row."""
     return cast(Kernel, numba.njit(inline="always", **_OPTIONS)(function))
-
-
-def cache_folder(kernel: Callable[..., object]) -> Path:
-    """Return the directory of a kernel's cached machine code."""
-    return Path(kernel.stats.cache_path)  # type: ignore[attr-defined]  # numba's
 
 
 @cache

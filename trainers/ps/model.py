@@ -147,12 +147,9 @@ def _refreshing(model: Module, worker: Worker) -> list[RemovableHandle]:
         if not (module.training or torch.compiler.is_exporting()):
             worker.refresh()
 
-    def before_state_dict(module: Module, prefix: str, keep_vars: bool) -> None:
-        worker.refresh()
-
     return [
         model.register_forward_pre_hook(OwnHook(before_forward)),
-        model.register_state_dict_pre_hook(OwnHook(before_state_dict)),  # type: ignore[no-untyped-call]  # torch's
+        model.register_state_dict_pre_hook(OwnHook(lambda module, prefix, keep_vars: worker.refresh())),  # type: ignore[no-untyped-call]  # torch's
     ]
 
 

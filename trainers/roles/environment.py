@@ -31,11 +31,6 @@ _PADDLE_SERVERS, _PADDLE_TRAINERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAI
 PADDLES_LAUNCHER = "Paddle's launcher"
 
 
-def has_paddles_variables(environ: Environ) -> bool:
-    """Return True if this process was started as one of Paddle's."""
-    return bool(environ.get("TRAINING_ROLE") or environ.get("PADDLE_TRAINER_ID"))
-
-
 def paddle_identity(environ: Environ) -> Identity:
     """Return the identity. Raises UsageError for variables that are missing, malformed or contradictory."""
     found = Variables(
@@ -139,7 +134,7 @@ def starter(environ: Environ) -> Starter:
     """
     if inside_container(environ):
         return Starter.FLEETRUN
-    if has_paddles_variables(environ):
+    if environ.get("TRAINING_ROLE") or environ.get("PADDLE_TRAINER_ID"):
         return Starter.PADDLE
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return Starter.TORCHRUN

@@ -109,18 +109,10 @@ def _bag_sum(rows: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept, rows, 0.0).sum(1)
 
 
-def _bag_mean(rows: Tensor, kept: Tensor) -> Tensor:
-    return _bag_sum(rows, kept) / kept.sum(1).clamp(min=1)
-
-
-def _bag_max(rows: Tensor, kept: Tensor) -> Tensor:
-    return torch.where(kept.any(1), torch.where(kept, rows, -math.inf).amax(1), 0.0)
-
-
 _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": _bag_sum,
-    "mean": _bag_mean,
-    "max": _bag_max,
+    "mean": lambda rows, kept: _bag_sum(rows, kept) / kept.sum(1).clamp(min=1),
+    "max": lambda rows, kept: torch.where(kept.any(1), torch.where(kept, rows, -math.inf).amax(1), 0.0),
 }
 
 
@@ -165,7 +157,7 @@ def program_of(
         inputs = tuple(torch.cat([each, each]) for each in inputs)  # torch treats a size of 1 as a constant
     positional = 0 if isinstance(example, Mapping) else len(names)
     stateless = _Stateless(plain, list(values), positional, names)
-    shapes = tuple(_first_is_free(each) if free else {} for each in inputs)
+    shapes = tuple({0: torch.export.Dim.AUTO} if free and each.dim() else {} for each in inputs)
     with torch.no_grad():
         exported = torch.export.export(
             stateless,
@@ -226,10 +218,6 @@ def _copied(model: Module, stand_ins: Mapping[Module, Module]) -> Module:
         memo[id(tensor)] = tensor
     copied = copy.deepcopy(model, memo)
     return copied.eval()
-
-
-def _first_is_free(tensor: Tensor) -> dict[int, object]:
-    return {0: torch.export.Dim.AUTO} if tensor.dim() else {}
 
 
 def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[Tensor]:

@@ -142,7 +142,9 @@ def data(
     found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in _DTYPES.values():
         raise UsageError(f"feed {name!r} has dtype {dtype!r}; it must be one of {', '.join(_DTYPES)}")
-    if isinstance(shape, int | str) or not all(_is_size(size) for size in shape):
+    if isinstance(shape, int | str) or not all(
+        size is None or (is_whole(size) and size >= -1) for size in shape
+    ):
         raise UsageError(f"feed {name!r} has shape {shape!r}; give sizes of at least 0, or None for any size")
     sizes = tuple(None if size in (None, -1) else size for size in shape)
     if lod_level not in (0, 1):
@@ -157,10 +159,6 @@ def data(
             f"feed {made} joins {len(joins)} slots; its second size must be a multiple of {len(joins)}"
         )
     return made
-
-
-def _is_size(size: object) -> bool:
-    return size is None or (is_whole(size) and size >= -1)
 
 
 def _tensor(value: object, feed: Data) -> Tensor:
@@ -247,7 +245,10 @@ class Program:
             self._minimize(self._loss(values), self.optimizer)
         progress.meter.has_loss(values[self.loss])
         self._counter.tick()
-        return {name: _detached(value) for name, value in values.items()}
+        # A value that is kept must not keep the tensors behind it.
+        return {
+            name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()
+        }
 
     def _values(self, feed: Mapping[str, Fed], fetch_list: Sequence[str]) -> Values:
         values = self._network(self.model, **feed)
@@ -306,11 +307,6 @@ class _Compiled:
                 if "forward" in vars(module):
                     module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
         return self._network(model, **feed)
-
-
-def _detached(value: Tensor | float) -> Tensor | float:
-    """Detach a value, so that keeping it does not keep the tensors behind it."""
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager

@@ -445,16 +445,17 @@ class ZmqStore(MirroringStore):
             self._cut_off(f"{self._endpoint}: no answer for {silent:.1f} s")
         elif self._welcome and send:
             self._send_alive()
-        elif not self._welcome and self._connection.is_up and self._connected_for() >= _WELCOME_S:
+        elif (
+            not self._welcome
+            and self._connection.is_up
+            and self._loop.clock() - self._connected_at >= _WELCOME_S
+        ):
             self._cut_off(f"{self._endpoint}: the program that listens there is not fleetrun")
 
     def _beat(self) -> None:
         """Send a heartbeat from the thread of the pulse."""
         if self._welcome:
             self._connection.beat(wire.encode(wire.Alive(self._got)))
-
-    def _connected_for(self) -> float:
-        return self._loop.clock() - self._connected_at
 
     def _send_alive(self) -> None:
         self._reported = self._got

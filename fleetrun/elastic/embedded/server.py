@@ -176,7 +176,7 @@ class Service:
             wire.Clear: self._clear,
             wire.Read: self._read,
             wire.Watch: self._watch,
-            wire.Unwatch: self._unwatch,
+            wire.Unwatch: lambda peer, unwatch, _: self._ledger.unwatch(peer.session, unwatch.prefix),
             wire.Alive: self._alive,
             wire.Bye: self._bye,
         }
@@ -297,9 +297,6 @@ class Service:
         entries = self._ledger.watch(peer.session, watch.prefix)
         rows, body = wire.pack(entries)
         self._reply(peer, wire.Listing(watch.n, watch.prefix, rows), body)
-
-    def _unwatch(self, peer: Peer, unwatch: wire.Unwatch, _: bytes) -> None:
-        self._ledger.unwatch(peer.session, unwatch.prefix)
 
     def _alive(self, peer: Peer, alive: wire.Alive, _: bytes) -> None:
         peer.got = alive.got

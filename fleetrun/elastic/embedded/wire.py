@@ -259,10 +259,6 @@ def is_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_row(value: object) -> bool:
     return (
         isinstance(value, list)
@@ -275,7 +271,7 @@ def _is_row(value: object) -> bool:
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("n", "got", "protocol"), _is_number),
     **dict.fromkeys(("version", "job", "node", "session", "key", "prefix", "store"), is_name),
-    **dict.fromkeys(("leased", "fresh", "ok", "asks"), _is_bool),
+    **dict.fromkeys(("leased", "fresh", "ok", "asks"), lambda value: isinstance(value, bool)),
     "expect": lambda value: value is None or _is_number(value),
     "lease": lambda value: type(value) in (int, float) and 0 < value < 1e9,
     "text": lambda value: isinstance(value, str),

@@ -241,11 +241,6 @@ def member_error(error: BaseException, seconds: float) -> MemberError:
     return MemberError(CLOSED, sent=sent)
 
 
-def timed_out(error: BaseException) -> bool:
-    """Return True if a timeout caused the error."""
-    return any(isinstance(cause, TimeoutError) for cause in _causes(error))
-
-
 def _tls(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid ({error.verify_message})"
@@ -309,7 +304,7 @@ class Client:
                     if line:
                         yield message(json.loads(line))["result"]
             except (OSError, ValueError, KeyError, MemberError, Denied) as error:
-                if interrupt.used or timed_out(error):
+                if interrupt.used or any(isinstance(cause, TimeoutError) for cause in _causes(error)):
                     return
                 raise StreamEnded(str(error)) from None
             if not interrupt.used:

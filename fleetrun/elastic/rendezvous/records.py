@@ -266,15 +266,7 @@ def _options(fields: Fields) -> dict[str, str]:
     return {str(name): str(value) for name, value in fields.items()}
 
 
-def _worked(fields: Fields) -> dict[str, float]:
-    return {str(machine): _measure(seconds) for machine, seconds in fields.items()}
-
-
 _OFFER = ("servers", "trainers", "heter", "coordinators", "service", "gloo")
-
-
-def _offer(fields: Fields) -> Offer:
-    return Offer.unpacked([fields[name] for name in _OFFER])
 
 
 def _causes(value: Any) -> tuple[Cause, ...]:
@@ -305,7 +297,8 @@ def _spent(fields: Fields) -> Spent:
 
 _any_round = of_fields(
     Round, generation=int, state=State, size=int, attempts=int, restarts=int, spent=_spent, losses=_spent,
-    faults=read_faults, worked=_worked, cause=optional(_cause), restart=bool, after=finite, code=_code,
+    faults=read_faults, cause=optional(_cause), restart=bool, after=finite, code=_code,
+    worked=lambda fields: {str(machine): _measure(seconds) for machine, seconds in fields.items()},
     topology=str, check=_check,
 )  # fmt: skip
 
@@ -320,7 +313,8 @@ def _round(fields: Fields) -> Round:
 read_node = of_bytes(
     of_fields(
         Node, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
-        software=str, has_store=bool, options=_options, offer=_offer,
+        software=str, has_store=bool, options=_options,
+        offer=lambda fields: Offer.unpacked([fields[name] for name in _OFFER]),
     )
 )  # fmt: skip
 read_round = of_bytes(_round)

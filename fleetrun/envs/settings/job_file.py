@@ -91,7 +91,7 @@ def _read_with_included(name: str, origin: str, outer: Strings, found: list[Toml
         raise UsageError(f"{origin}: {printable_name(name)} includes itself")
     if len(outer) + len(found) >= MOST_FILES:
         raise UsageError(f"{origin}: more than {MOST_FILES} job files in one chain of includes")
-    document = read_document(name, origin)
+    document = _document(name, _text(name, origin), origin)
     for other in _included(document):
         path = str(Path(name).parent / other)
         _read_with_included(path, f"{document.where(('include',))}: include", (*outer, real), found)
@@ -107,11 +107,6 @@ def _included(document: TomlDocument) -> list[str]:
             hint='include = ["common.toml"]',
         )
     return names
-
-
-def read_document(name: str, origin: str) -> TomlDocument:
-    """Read one file. Raises UsageError."""
-    return _document(name, _text(name, origin), origin)
 
 
 def _document(name: str, text: str, origin: str) -> TomlDocument:

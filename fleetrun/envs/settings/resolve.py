@@ -568,12 +568,9 @@ def _check_agreement(choices: Choices) -> None:
         raise UsageError(
             f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] + more - 1}"
         )
-    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _has_rendezvous(choices):
+    meets = {"master", "master_addr", "servers"} & choices.keys()
+    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not meets:
         raise UsageError(f"{rank} needs --master, the address of the first node")
-
-
-def _has_rendezvous(choices: Choices) -> bool:
-    return "master" in choices or "master_addr" in choices or "servers" in choices
 
 
 # ---- Roles of a job file, and the script
