@@ -108,7 +108,15 @@ class Job(Generic[T]):
         if folder:
             weakref.finalize(self, _remove_folder, folder, os.getpid())
         threading.Thread(target=self._follow, name="fleetrun", daemon=True).start()
-        self._await_start()
+        # Wait until the launch is recorded, or has failed.
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._seen.launch or self._engine or not self.running)
+        except KeyboardInterrupt:
+            self.stop(now=True)
+            raise
+        if self._code and not self._seen.launch:
+            self.wait()
 
     # ---- public methods
 
@@ -300,17 +308,6 @@ class Job(Generic[T]):
             for each in events:
                 self._seen.take(each)
             self._changed.notify_all()
-
-    def _await_start(self) -> None:
-        """Wait until the launch is recorded. Raises LaunchError if it fails."""
-        try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._seen.launch or self._engine or not self.running)
-        except KeyboardInterrupt:
-            self.stop(now=True)
-            raise
-        if self._code and not self._seen.launch:
-            self.wait()
 
     # ---- how it ended
 

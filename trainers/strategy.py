@@ -122,14 +122,6 @@ def check_off(name: str, value: object) -> None:
         raise NotSupportedError(f"NotSupported: strategy.{name} = {value!r}; {field.instead}")
 
 
-def off_value(name: str) -> Any:
-    """Return the value for reading the field. Raises NotSupportedError if there is none."""
-    field = UNSUPPORTED[name]
-    if field.off is None:
-        raise NotSupportedError(f"NotSupported: strategy.{name}; {field.instead}")
-    return field.off
-
-
 # ---- The strategy
 
 DENSE = ("servers", "allreduce")
@@ -207,7 +199,10 @@ class DistributedStrategy:
 
     def __getattr__(self, name: str) -> Any:
         if name in UNSUPPORTED:
-            return off_value(name)
+            field = UNSUPPORTED[name]
+            if field.off is None:
+                raise NotSupportedError(f"NotSupported: strategy.{name}; {field.instead}")
+            return field.off
         raise AttributeError(f"DistributedStrategy has no field {name!r}{nearest(name, _CHECKS)}")
 
     def __repr__(self) -> str:

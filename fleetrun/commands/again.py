@@ -17,7 +17,6 @@ from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.record.history import History
 
 _HELP = """Start JOB again with the same settings: its options (from the command line, environment
 variables, and its job file as it was then), the same script and arguments, in the same directory. The
@@ -82,17 +81,18 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
             hint="Run this program again.",
         )
     folder = history.path.parent.absolute()
-    _enter(recorded)
-    _remark_notify(history, rest, environ)
-    return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
-
-
-def _remark_notify(history: History, words: Sequence[str], environ: Environ) -> None:
-    """Warn that the event log does not contain the value of --notify."""
+    try:
+        os.chdir(recorded.cwd)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot change to {recorded.cwd}, where the job was started: {error.strerror}"
+        ) from None
+    # Warn that the event log does not contain the value of --notify.
     settings = history.launch.get("settings")
-    given = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
+    given = any(each.option.name == "notify" for each in read(rest).options) or environ.get(NOTIFY)
     if isinstance(settings, dict) and "notify" in settings and not given:
         sys.stderr.write(f"fleetrun: the event log does not contain --notify: add it, or set {NOTIFY}\n")
+    return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
 
 
 def trusted(owner: int, uid: int) -> bool:
@@ -120,12 +120,3 @@ def _log_dir(words: list[str]) -> tuple[Path | None, list[str]]:
     if not equals and not words:
         raise UsageError(f"{first} needs a value: {first} DIR")
     return Path(text if equals else words.pop(0)), words
-
-
-def _enter(recorded: Recorded) -> None:
-    try:
-        os.chdir(recorded.cwd)
-    except OSError as error:
-        raise LaunchError(
-            f"cannot change to {recorded.cwd}, where the job was started: {error.strerror}"
-        ) from None

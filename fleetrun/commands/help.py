@@ -36,16 +36,12 @@ def command(word: str | None) -> int:
     elif word not in help.WORDS and (program := verbs.program_of(word)) is not None:
         text = f"fleetrun {word} is the program {program}; `fleetrun {word} --help` runs it.\n"
     elif word not in help.WORDS and (word in verbs.VERBS or plugins.is_command(word)):
-        text = _of_command(word, width)
+        asked = verbs.command(word)
+        context = click.Context(
+            asked, info_name=f"fleetrun {word}", terminal_width=width, **asked.context_settings
+        )
+        text = f"{asked.get_help(context)}\n"
     else:
         text = help.topic(word, width or 80, style.colours)
     (write if width is None else help.page)(text)
     return 0
-
-
-def _of_command(word: str, width: int | None) -> str:
-    asked = verbs.command(word)
-    context = click.Context(
-        asked, info_name=f"fleetrun {word}", terminal_width=width, **asked.context_settings
-    )
-    return f"{asked.get_help(context)}\n"

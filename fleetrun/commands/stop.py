@@ -67,7 +67,14 @@ def command(job: str | None, now: bool, **options: object) -> int:
             remark(f"fleetrun: {printable(error.message)}")
             missing = 1
     if here:
-        _stop_here(found, now)
+        watched = Watched(found.pid)
+        try:
+            if _ask(found, now, watched):
+                write(f"stopping {job_title(found)}\n")
+                watched.wait()
+        finally:
+            watched.close()
+        write(f"{job_title(found)} has ended{describe_end(found)}\n")
     return missing
 
 
@@ -96,17 +103,6 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
             left = f"{one} has" if one else "all nodes have"
             write(f"{left} left the job; processes there end within --stop_timeout\n")
     return missing
-
-
-def _stop_here(found: Running, now: bool) -> None:
-    watched = Watched(found.pid)
-    try:
-        if _ask(found, now, watched):
-            write(f"stopping {job_title(found)}\n")
-            watched.wait()
-    finally:
-        watched.close()
-    write(f"{job_title(found)} has ended{describe_end(found)}\n")
 
 
 def _ask(job: Running, now: bool, watched: Watched) -> bool:

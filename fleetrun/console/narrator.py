@@ -83,7 +83,9 @@ class Narrator:
             case Hang():
                 self._hung(event)
             case RestartAsked():
-                self._restart_asked(event)
+                there = event.containers
+                what = there[0].spec.title if len(there) == 1 else f"all {len(there)} processes"
+                self._console.info(f"restart of {what} by {event.command}")
             case Restarting():
                 self._console.debug(f"restarting {_titles(event.containers)}")
             case Leaving():
@@ -133,11 +135,6 @@ class Narrator:
             )
         what = spec.title if self._spec.mode.has_servers or failure.tolerated else "all processes"
         return f"{_restart(decision, what)}; log {spec.log}"
-
-    def _restart_asked(self, event: RestartAsked) -> None:
-        there = event.containers
-        what = there[0].spec.title if len(there) == 1 else f"all {len(there)} processes"
-        self._console.info(f"restart of {what} by {event.command}")
 
 
 def _titles(containers: Sequence[Container]) -> str:

@@ -241,7 +241,13 @@ class Agent:
                 self._run_pod(place)
         if watch is not None:
             watch.stop()
-        self._depart()
+        # Wait for a limited time until the membership has left the store by itself, the leader last.
+        if not self._membership.closed:
+            limit = self._loop.after(LEAVE_TIMEOUT, self._loop.stop)
+            self._membership.when_closed = self._loop.stop
+            self._loop.run()
+            limit.cancel()
+        self._membership.close()
         return self._outcome
 
     def _resumed(self) -> None:
@@ -268,15 +274,6 @@ class Agent:
         if error is not None:
             self._membership.close()
             self.failed(error)
-
-    def _depart(self) -> None:
-        """Wait for a limited time until the membership has left the store by itself, the leader last."""
-        if not self._membership.closed:
-            limit = self._loop.after(LEAVE_TIMEOUT, self._loop.stop)
-            self._membership.when_closed = self._loop.stop
-            self._loop.run()
-            limit.cancel()
-        self._membership.close()
 
     def _run_pod(self, place: Assignment) -> None:
         self._place = place
@@ -349,7 +346,10 @@ class Agent:
         first, self._stopping = not self._stopping, True
         if first:
             self.publish(Stopping(cause, restart))
-            self._note_restarted_servers()
+            # Report restarted servers, because a restart may have caused the failure of a trainer on another
+            # node.
+            for ended in self._supervisor.restarted_servers if self._supervisor is not None else ():
+                self._membership.note(self._of(ended, why=CauseKind.RESTARTED))
         if self._supervisor is not None and at_once:
             self._supervisor.kill_for(cause.headline, _NOTICES.get(cause.why, "stop"))
         elif self._supervisor is not None:
@@ -359,13 +359,6 @@ class Agent:
         else:
             self._next = None
             self._loop.after(0.0, self._membership.stopped)
-
-    def _note_restarted_servers(self) -> None:
-        """Report restarted servers, because a restart may have caused the failure of a trainer on another
-        node.
-        """
-        for ended in self._supervisor.restarted_servers if self._supervisor is not None else ():
-            self._membership.note(self._of(ended, why=CauseKind.RESTARTED))
 
     def finish(self) -> None:
         if self._supervisor is not None:

@@ -60,26 +60,33 @@ def read(environ: Environ, proxy: Callable[[], int | None] | None = None) -> Mpi
     `proxy` finds the pid of the Hydra proxy above this process. Raises MpiError.
     """
     if "OMPI_COMM_WORLD_SIZE" in environ:
-        return _open_mpi(environ)
-    if "MPI_LOCALNRANKS" in environ or ("PMI_SIZE" in environ and "SLURM_STEP_ID" not in environ):
-        return _pmi(environ, proxy or hydra_proxy)
-    return None
-
-
-def _open_mpi(environ: Environ) -> MpiProcess:
-    name = "OMPI_COMM_WORLD_RANK"
-    identity = next((environ[each] for each in _JOB_IDS if environ.get(each)), None)
-    return _checked(
-        MpiProcess(
-            rank=_number(environ, name),
-            size=_number(environ, "OMPI_COMM_WORLD_SIZE"),
-            local_rank=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-            local_size=_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
-            starter=name,
-            job=None if identity is None else zlib.crc32(identity.encode()),
-            head=_head(environ),
+        name = "OMPI_COMM_WORLD_RANK"
+        identity = next((environ[each] for each in _JOB_IDS if environ.get(each)), None)
+        return _checked(
+            MpiProcess(
+                rank=_number(environ, name),
+                size=_number(environ, "OMPI_COMM_WORLD_SIZE"),
+                local_rank=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+                local_size=_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+                starter=name,
+                job=None if identity is None else zlib.crc32(identity.encode()),
+                head=_head(environ),
+            )
         )
-    )
+    if "MPI_LOCALNRANKS" in environ or ("PMI_SIZE" in environ and "SLURM_STEP_ID" not in environ):
+        local = "MPI_LOCALRANKID" if "MPI_LOCALRANKID" in environ else "PMI_LOCAL_RANK"
+        size = "MPI_LOCALNRANKS" if "MPI_LOCALNRANKS" in environ else "PMI_LOCAL_SIZE"
+        return _checked(
+            MpiProcess(
+                rank=_number(environ, "PMI_RANK"),
+                size=_number(environ, "PMI_SIZE"),
+                local_rank=_number(environ, local, 0),
+                local_size=_number(environ, size, 0),
+                starter="PMI_RANK",
+                job=(proxy or hydra_proxy)(),
+            )
+        )
+    return None
 
 
 def _head(environ: Environ) -> str | None:
@@ -94,21 +101,6 @@ def _head(environ: Environ) -> str | None:
                 return address
     named = re.fullmatch(r"prterun-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
     return named[1] if named else None
-
-
-def _pmi(environ: Environ, proxy: Callable[[], int | None]) -> MpiProcess:
-    local = "MPI_LOCALRANKID" if "MPI_LOCALRANKID" in environ else "PMI_LOCAL_RANK"
-    process = MpiProcess(
-        rank=_number(environ, "PMI_RANK"),
-        size=_number(environ, "PMI_SIZE"),
-        local_rank=_number(environ, local, 0),
-        local_size=_number(
-            environ, "MPI_LOCALNRANKS" if "MPI_LOCALNRANKS" in environ else "PMI_LOCAL_SIZE", 0
-        ),
-        starter="PMI_RANK",
-        job=proxy(),
-    )
-    return _checked(process)
 
 
 def _checked(process: MpiProcess) -> MpiProcess:

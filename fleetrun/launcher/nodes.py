@@ -75,7 +75,12 @@ class Nodes(Part):
             case StoreDown():
                 self._lost_store(event.why)
             case StoreUp():
-                self._found_store()
+                if self._store_down:
+                    self._console.info(
+                        f"{'reconnected to' if self._reached else 'reached'} the rendezvous store"
+                    )
+                self._store_down = False
+                self._note("reconnected to the rendezvous store", store=None)
 
     def _report(self, text: str, requested: bool = False) -> None:
         show = self._console.info if requested else self._console.warning
@@ -180,12 +185,6 @@ class Nodes(Part):
         of_etcd = master.startswith("etcd://") or "," in master
         store = "etcd" if of_etcd else f"the rendezvous store at {master}"
         self._note(text, store=store, limit=self._settings.rdzv_timeout)
-
-    def _found_store(self) -> None:
-        if self._store_down:
-            self._console.info(f"{'reconnected to' if self._reached else 'reached'} the rendezvous store")
-        self._store_down = False
-        self._note("reconnected to the rendezvous store", store=None)
 
     # ---- the end
 

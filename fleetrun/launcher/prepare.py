@@ -228,7 +228,15 @@ def locate(settings: LaunchSettings) -> Host:
             f"{' and '.join(mine)} are both this node, but {_origin(settings)} also lists other nodes",
             hint="Name each node once, or choose the name of this node with --host.",
         )
-    _refuse_loopback(settings, listed)
+    # A list must not mix loopback addresses, which every node has, with others.
+    own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
+    if own and len(own) < len(listed):
+        others = [each for each in listed if each not in own]
+        raise UsageError(
+            f"{own[0]} in {_origin(settings)} means a different node on every node, "
+            f"and {', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
+            hint="Use the address at which the other nodes reach this node.",
+        )
     rank = listed.index(mine[0])
     if settings.rank not in (-1, rank):
         raise UsageError(
@@ -278,18 +286,6 @@ def _store(settings: LaunchSettings, listed: Strings) -> str | None:
             hint="Name the nodes that serve the store: --master H1,H2,H3",
         )
     return ",".join(join_endpoint(each, STORE_PORT) for each in listed[:count])
-
-
-def _refuse_loopback(settings: LaunchSettings, listed: Strings) -> None:
-    """Raise UsageError for a list that mixes loopback addresses, which every node has, with others."""
-    own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
-    if own and len(own) < len(listed):
-        others = [each for each in listed if each not in own]
-        raise UsageError(
-            f"{own[0]} in {_origin(settings)} means a different node on every node, "
-            f"and {', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
-            hint="Use the address at which the other nodes reach this node.",
-        )
 
 
 def _several(settings: LaunchSettings) -> bool:

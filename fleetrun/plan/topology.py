@@ -279,7 +279,12 @@ def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_ra
     all nodes. Raises UsageError if several nodes give the same address.
     """
     cluster = _cluster(settings, offers)
-    _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
+    endpoints = (*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators)
+    if len(set(endpoints)) < len(endpoints):
+        twice = next(each for number, each in enumerate(endpoints) if each in endpoints[:number])
+        raise UsageError(
+            f"{twice} is an endpoint of two processes", hint="Give every node its own address with --host."
+        )
     members = _members(settings, host, cluster, offers[node_rank], node_rank)
     return [*members, *evaluators(settings, host, cluster, node_rank)]
 
@@ -335,14 +340,6 @@ def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
         )
     if not settings.servers and not any(each.servers for each in offers):
         raise UsageError("no node has a server", hint="Start at least one node with --server_num 1 or more.")
-
-
-def _check_unique(endpoints: Sequence[str]) -> None:
-    if len(set(endpoints)) < len(endpoints):
-        twice = next(each for number, each in enumerate(endpoints) if each in endpoints[:number])
-        raise UsageError(
-            f"{twice} is an endpoint of two processes", hint="Give every node its own address with --host."
-        )
 
 
 def _all(parts: Iterable[Strings]) -> Strings:

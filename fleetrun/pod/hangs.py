@@ -367,7 +367,11 @@ class WaitWatch(PodWatch):
         if verdict is not None and (verdict.call or verdict.kind != "server"):  # a save may take long
             seen = (verdict.kind, verdict.ranks, verdict.call or verdict.sentence)
         elif alone is not None:
-            verdict = self._of_silent(alone)
+            quiet = self._quiet(alone)
+            sentence = (
+                f"{alone.spec.title} has printed and reported nothing for {quiet:.0f} s, and others have"
+            )
+            verdict = Verdict(kind="silent", sentence=sentence, ranks=(alone.spec.rank,))
             seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)
         if self._since is None or seen != self._seen:
             self._since = None if seen is None else self._loop.clock()
@@ -382,13 +386,6 @@ class WaitWatch(PodWatch):
     def _is_unusual(self, verdict: Verdict, since: float) -> bool:
         names = (each.spec.name for each in self._trainers if each.spec.rank in verdict.ranks)
         return self._loop.clock() - since > 2 * self._usual and not any(map(self._busy, names))
-
-    def _of_silent(self, container: Container) -> Verdict:
-        quiet = self._quiet(container)
-        sentence = (
-            f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s, and others have"
-        )
-        return Verdict(kind="silent", sentence=sentence, ranks=(container.spec.rank,))
 
 
 class AloneWatch(PodWatch):

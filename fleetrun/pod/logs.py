@@ -127,14 +127,11 @@ def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> N
         step.symlink_to(folder.name)
         step.replace(latest)
         if before is not None and before.name.startswith(f".{LATEST}."):
-            _remove_links(log_dir / before.name)
-
-
-def _remove_links(folder: Path) -> None:
-    with suppress(OSError):
-        for link in folder.iterdir():
-            link.unlink()
-        folder.rmdir()
+            folder = log_dir / before.name
+            with suppress(OSError):
+                for link in folder.iterdir():
+                    link.unlink()
+                folder.rmdir()
 
 
 def rotated_away(count: int) -> str:

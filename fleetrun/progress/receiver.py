@@ -186,7 +186,10 @@ class ProgressReceiver:
             self._write("joined", container=name, joining=report.joined[0], joined=report.joined[1])
             report = track.only_alive(report)
         elif self._speaks(name, report, pid):
-            self._note_stall(name, report, track)
+            # Record the end of an activity without steps.
+            over = track.stall_over(report)
+            if over is not None and over[1] >= _WORTH:
+                self._write("activity", container=name, what=over[0], seconds=round(over[1], 3))
             track.take(report)
             if track.due:
                 self._note(name)
@@ -203,12 +206,6 @@ class ProgressReceiver:
         if report.step is not None:
             self._speakers[name] = pid
         return True
-
-    def _note_stall(self, name: str, report: Report, track: Track) -> None:
-        """Record the end of an activity without steps."""
-        over = track.stall_over(report)
-        if over is not None and over[1] >= _WORTH:
-            self._write("activity", container=name, what=over[0], seconds=round(over[1], 3))
 
     def _note(self, name: str) -> None:
         track = self._tracks.get(name)

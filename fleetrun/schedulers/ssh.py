@@ -330,24 +330,19 @@ class HostGroup:
         verdict = judge_end(link.host, ssh_exit)
         if verdict.code != 0 and self._code == 0:
             self._code = verdict.code
-            self._end_rest(verdict)
+            # End the other hosts. They learn of the failure by themselves and report it. They get a signal
+            # only if they continue.
+            if not verdict.started:
+                patience = 0.0  # they would wait for a node that never comes
+            elif verdict.lost:
+                patience = self._pace.heartbeat_timeout + _MARGIN
+            else:
+                patience = self._pace.grace
+            self._loop.after(patience, lambda: self._ask(signal.SIGTERM))
         if verdict.message and not self._asked:
             self._console.error(verdict.message)
         if not self._alive:
             self._loop.stop()
-
-    def _end_rest(self, verdict: Verdict) -> None:
-        """End the other hosts.
-
-        They learn of the failure by themselves and report it. They get a signal only if they continue.
-        """
-        if not verdict.started:
-            patience = 0.0  # they would wait for a node that never comes
-        elif verdict.lost:
-            patience = self._pace.heartbeat_timeout + _MARGIN
-        else:
-            patience = self._pace.grace
-        self._loop.after(patience, lambda: self._ask(signal.SIGTERM))
 
     def _ask(self, number: int) -> None:
         for link in self._alive:

@@ -76,24 +76,17 @@ def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) 
         )  # signals from sshd or a terminal to the group reach the command only through this process
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
-        _undo_pythons_signals()
+        # Reset signals to their defaults. Exec keeps ignored signals ignored, and a KeyboardInterrupt before
+        # exec would print a traceback of the fork.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(words[0], words, env)
     except OSError as error:
         os.write(2, f"{words[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _undo_pythons_signals() -> None:
-    """Reset signals to their defaults.
-
-    Exec keeps ignored signals ignored, and a KeyboardInterrupt before exec would print a traceback of the
-    fork.
-    """
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class _RemoteCommand:

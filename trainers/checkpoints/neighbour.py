@@ -184,17 +184,14 @@ class Neighbour:
         while True:
             try:
                 connection, _ = self._listener.accept()
-                self._note_stranger(connection)
+                with self._lock:
+                    self._unproven.append(connection)
+                    while len(self._unproven) > _STRANGERS:
+                        with suppress(OSError):
+                            self._unproven.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
                 threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
             except (OSError, RuntimeError):  # no descriptor or thread is available at the moment
                 threading.Event().wait(_AGAIN)
-
-    def _note_stranger(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._unproven.append(connection)
-            while len(self._unproven) > _STRANGERS:
-                with suppress(OSError):
-                    self._unproven.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _owner(self, connection: socket.socket) -> int | None:
         """Return the sending rank, or None if it does not belong to this job."""

@@ -236,7 +236,11 @@ class Contents:
                     "state_dict() and load_state_dict()."
                 )
         self._model = bare(model)
-        _reshard(self._model)
+        # After a forward pass without a backward pass, FSDP2 leaves whole parameters.
+        for module in self._model.modules():
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard) and hasattr(module, "unshard"):
+                reshard()
         self._optimizer = None if optimizer is None else OptimizerState(optimizer, self._model)
         self._state = state
 
@@ -347,14 +351,6 @@ class Contents:
                     "in `state=` of save_checkpoint."
                 )
         return found
-
-
-def _reshard(model: Module) -> None:
-    """Reshard the model. After a forward pass without a backward pass, FSDP2 leaves whole parameters."""
-    for module in model.modules():
-        reshard = getattr(module, "reshard", None)
-        if callable(reshard) and hasattr(module, "unshard"):
-            reshard()
 
 
 def _random_state(rank: int) -> Tensors:

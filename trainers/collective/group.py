@@ -114,7 +114,10 @@ def start(identity: Identity) -> None:
         store = dist.HashStore()  # type: ignore[attr-defined]  # documented; torch forgot to export it
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
-        _prefer_loopback(identity)
+        # Let Gloo use loopback if the job does. The host's own name may not resolve, or resolve to a VPN.
+        hosts = [split_endpoint(endpoint)[0] for endpoint in identity.trainers]
+        if hosts and all(_is_loopback(host) for host in hosts):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with progress.activity(f"waiting for all {identity.worker_num} trainers"):
             dist.init_process_group(
                 backend,
@@ -124,16 +127,6 @@ def start(identity: Identity) -> None:
                 device_id=device if backend == "nccl" else None,
             )
     atexit.register(_end_group)
-
-
-def _prefer_loopback(identity: Identity) -> None:
-    """Make Gloo use loopback if the job does, instead of the host's name.
-
-    The host's own name may not resolve, or resolve to a VPN.
-    """
-    hosts = [split_endpoint(endpoint)[0] for endpoint in identity.trainers]
-    if hosts and all(_is_loopback(host) for host in hosts):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def _is_loopback(host: str) -> bool:

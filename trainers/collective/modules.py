@@ -117,21 +117,17 @@ def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = Fals
         )
     names = outermost_modules(matching_modules(model, configs.checkpoints, "recompute_configs checkpoints"))
     if compiled:
-        _check_buffers(model, names)
+        for name in names:
+            if any(True for _ in model.get_submodule(name).buffers()):
+                raise NotSupportedError(
+                    f"NotSupported: strategy.compile with strategy.recompute of {name!r}, which has buffers. "
+                    f"The compiled forward pass would update the buffers twice. Remove {name!r} from "
+                    "recompute_configs, or set strategy.compile = False."
+                )
     for name in names:
         module = model.get_submodule(name)
         # On the object, so that hooks (also FSDP2's) stay around it, and names stay free of a prefix.
         module.forward = _Recomputed(module, module.forward)
-
-
-def _check_buffers(model: Module, names: Iterable[str]) -> None:
-    for name in names:
-        if any(True for _ in model.get_submodule(name).buffers()):
-            raise NotSupportedError(
-                f"NotSupported: strategy.compile with strategy.recompute of {name!r}, which has buffers. "
-                f"The compiled forward pass would update the buffers twice. Remove {name!r} from "
-                "recompute_configs, or set strategy.compile = False."
-            )
 
 
 class _Recomputed:

@@ -178,7 +178,14 @@ class SteppingOptimizer(DistributedOptimizer):
                 "NotSupported: step(closure) with strategy.gradient_merge, localsgd, amp in float16 or "
                 "gradient_scale_configs. Call backward() and step() instead."
             )
-        self._check_kept()
+        for param, (grad, _) in self._kept.items():
+            # A sparse gradient is replaced when another one is added to it.
+            if param.grad is not grad and not (param.grad is not None and grad.is_sparse):
+                raise UsageError(
+                    f"Gradients that strategy.gradient_merge merged over {self.cadence.merged} steps are "
+                    "missing, because the script cleared or replaced them. Call zero_grad() or "
+                    "clear_gradients() only on the model and the optimizer that fleet returned."
+                )
         if self.cadence.merges:
             self.cadence.merge()
             self._keep()
@@ -246,16 +253,6 @@ class SteppingOptimizer(DistributedOptimizer):
         """Return True if the remembered gradient has not changed in a backward pass."""
         kept = self._kept.get(param)
         return kept is not None and param.grad is kept[0] and _changes(param.grad) == kept[1]
-
-    def _check_kept(self) -> None:
-        for param, (grad, _) in self._kept.items():
-            # A sparse gradient is replaced when another one is added to it.
-            if param.grad is not grad and not (param.grad is not None and grad.is_sparse):
-                raise UsageError(
-                    f"Gradients that strategy.gradient_merge merged over {self.cadence.merged} steps are "
-                    "missing, because the script cleared or replaced them. Call zero_grad() or "
-                    "clear_gradients() only on the model and the optimizer that fleet returned."
-                )
 
     def _check_scaled(self, call: str) -> None:
         if self.scaler is not None and not self._unscaled:

@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fleetrun.aliases import Document
 from trainers.inference_server.answers import Answers
-from trainers.inference_server.protocol import DATATYPES, InferAnswer, RefusedError
+from trainers.inference_server.protocol import DATATYPES, RefusedError
 from trainers.storage.safetensors import view_of
 
 _CODES = {
@@ -129,7 +129,19 @@ class _Service:
         except RefusedError as error:
             await self._abort("infer", context, error)
         self._answers.metrics.request("infer", 200)
-        return _response(request, answer)
+        outputs, raw = [], []
+        for name, _ in answer.request.outputs:
+            tensor = answer.outputs[name].contiguous()
+            datatype, shape = DATATYPES[tensor.dtype], list(tensor.shape)
+            outputs.append({"name": name, "datatype": datatype, "shape": shape})
+            raw.append(bytes(view_of(tensor)))
+        return _messages.ModelInferResponse(
+            model_name=request.model_name,
+            model_version=answer.version,
+            id=request.id,
+            outputs=outputs,
+            raw_output_contents=raw,
+        )
 
     async def _abort(self, path: str, context: grpc.aio.ServicerContext, error: RefusedError) -> None:
         self._answers.metrics.request(path, error.status)
@@ -192,19 +204,3 @@ def _as_json(request: Any, raw: list[bytes]) -> Document:
             for wanted in request.outputs
         ]
     return asked
-
-
-def _response(request: Any, answer: InferAnswer) -> object:
-    outputs, raw = [], []
-    for name, _ in answer.request.outputs:
-        tensor = answer.outputs[name].contiguous()
-        datatype, shape = DATATYPES[tensor.dtype], list(tensor.shape)
-        outputs.append({"name": name, "datatype": datatype, "shape": shape})
-        raw.append(bytes(view_of(tensor)))
-    return _messages.ModelInferResponse(
-        model_name=request.model_name,
-        model_version=answer.version,
-        id=request.id,
-        outputs=outputs,
-        raw_output_contents=raw,
-    )

@@ -336,20 +336,17 @@ class Meter:
         if self._channel is None:
             return
         if self._given or self._reader.waits:
-            self._let_values_arrive()
+            # Wait for values on devices. Otherwise the report would contain the last loss but one.
+            last = self._clock() + _ARRIVING
+            while (self._given or self._reader.waits) and self._clock() < last:
+                time.sleep(_PAUSE)
+                self.flush()
         last = self._clock() + _LAST
         while self._news and (left := last - self._clock()) > 0 and self._channel.wait(left):
             self.flush()
         if self._news:  # this process itself may have been suspended
             self.flush()
         self._channel.close()
-
-    def _let_values_arrive(self) -> None:
-        """Wait for values on devices. Otherwise the report would contain the last loss but one."""
-        last = self._clock() + _ARRIVING
-        while (self._given or self._reader.waits) and self._clock() < last:
-            time.sleep(_PAUSE)
-            self.flush()
 
     def turn_off(self) -> None:
         """Stop reporting, in a forked child, which is another process."""

@@ -281,26 +281,19 @@ class JoinedSteps:
         if self.stepped(optimizer):
             raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, but {self._missing()}")
         for former in self._kept.values():
-            self._check_values(former)
+            if not all(same_bits(parameter, value) for parameter, value in former.values):
+                self._kept.clear()
+                raise UsageError(
+                    "The script changed a parameter after the step() of its optimizer and before the step() "
+                    "of another. Servers apply the gradients of all optimizers together. Change values after "
+                    "all optimizers have stepped."
+                )
         last = len(self._kept) == len(self._optimizers) - 1
         self._overflow |= overflow
         # Copy, because zero_grad(set_to_none=False) or a scheduler's step may come before the push.
         self._kept[id(optimizer)] = _Kept.of(optimizer, _rows_of(optimizer), self._dense, copy=not last)
         if not last:
             return
-        self._check_rows()
-        current = [_Kept.of(each, None, ()) for each in self._optimizers]
-        try:
-            for kept in self._kept.values():
-                kept.put_back()
-            self._push(self._overflow)
-        finally:
-            self._overflow = False
-            for kept in current:
-                kept.put_back()
-            self._kept.clear()
-
-    def _check_rows(self) -> None:
         for each in self._optimizers:
             if _rows_of(each) != self._kept[id(each)].rows:
                 name = type(each.inner).__name__
@@ -311,15 +304,16 @@ class JoinedSteps:
                     "all losses of a training step before the first step(), and clear gradients with "
                     "zero_grad()."
                 )
-
-    def _check_values(self, former: _Kept) -> None:
-        if not all(same_bits(parameter, value) for parameter, value in former.values):
+        current = [_Kept.of(each, None, ()) for each in self._optimizers]
+        try:
+            for kept in self._kept.values():
+                kept.put_back()
+            self._push(self._overflow)
+        finally:
+            self._overflow = False
+            for kept in current:
+                kept.put_back()
             self._kept.clear()
-            raise UsageError(
-                "The script changed a parameter after the step() of its optimizer and before the step() of "
-                "another. Servers apply the gradients of all optimizers together. Change values after all "
-                "optimizers have stepped."
-            )
 
     def check(self, what: str = "training ended", *hooked: object) -> None:
         """Raise UsageError if an optimizer has stepped and another has not.

@@ -355,22 +355,18 @@ class TrainerRuntime(Runtime):
         # trainers must see the failure.
         if self._phase is _Phase.TRAINING and self.worker is not None and not failed():
             self._phase = _Phase.STOPPED
-            self._push_the_rest(self.worker)
+            # Push the gradients that are merged or kept for later. If that is impossible, the trainer has not
+            # left, and its next attempt continues before these gradients.
+            try:
+                if self._joined is not None:
+                    self._joined.check()
+                self.worker.flush()
+            except FleetError as error:
+                raise ServerError(
+                    f"The last gradients of this trainer could not be pushed at its exit: {error}"
+                ) from error
             if not self.worker.interrupted:
                 self.worker.leave()
-
-    def _push_the_rest(self, worker: Worker) -> None:
-        """Push the gradients that are merged or kept for later. Raises ServerError if that is impossible. The
-        trainer has then not left, and its next attempt continues before these gradients.
-        """
-        try:
-            if self._joined is not None:
-                self._joined.check()
-            worker.flush()
-        except FleetError as error:
-            raise ServerError(
-                f"The last gradients of this trainer could not be pushed at its exit: {error}"
-            ) from error
 
 
 def _save_mode(mode: int) -> SaveMode:

@@ -73,18 +73,6 @@ def _harden(socket: Socket) -> None:
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
 
 
-def _own_address(endpoint: str) -> str:
-    """Return an address of this node, because libzmq binds to addresses, not to host names."""
-    try:
-        host, port = split_endpoint(endpoint)
-        found = socket_module.getaddrinfo(host, port, type=socket_module.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise ServerError(
-            f"The endpoint of this server is {endpoint!r}, which is not host:port: {error}"
-        ) from error
-    return f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
-
-
 class Authenticator:
     """Allows only trainers with the job's keys to connect to a socket. Create it before the socket is bound,
     and close the socket with it.
@@ -179,7 +167,15 @@ def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
 
 def bind_to(socket: Socket, endpoint: str) -> None:
     """Bind to `endpoint` (host:port) and to no other interface. Raises ServerError."""
-    address = _own_address(endpoint)
+    # libzmq binds to addresses, not to host names.
+    try:
+        host, port = split_endpoint(endpoint)
+        found = socket_module.getaddrinfo(host, port, type=socket_module.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise ServerError(
+            f"The endpoint of this server is {endpoint!r}, which is not host:port: {error}"
+        ) from error
+    address = f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         socket.bind(address)

@@ -222,7 +222,23 @@ def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) 
             "Create the role maker with is_collective=True, or remove one of the two."
         )
     identity = chosen.identity()
-    _check_launch(collective, identity)
+    if collective and identity.launched_as_ps:
+        raise UsageError(
+            "fleet.init(is_collective=True) was called, but this job was started with parameter servers. "
+            "Start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)."
+        )
+    if not collective and identity.source == EVALUATOR:
+        raise UsageError(
+            "fleet.init(is_collective=False) was called in an evaluator, which does not train and has no "
+            "servers. Call fleet.init(is_collective=True), and load the files that the trainers save."
+        )
+    if not collective and not identity.servers:
+        also = "use fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
+        raise UsageError(
+            f"fleet.init(is_collective=False) needs parameter servers, but {identity.source} has none. You "
+            f"can {also}start with `fleetrun --server_num=1 --trainer_num=2`, or call "
+            "fleet.init(is_collective=True)."
+        )
     return collective, identity
 
 
@@ -252,26 +268,6 @@ def _checked(role_maker: object) -> RoleMaker:
             "UserDefinedRoleMaker or MPISymmetricRoleMaker, or any object with an identity() method."
         )
     return role_maker
-
-
-def _check_launch(is_collective: bool, identity: Identity) -> None:
-    if is_collective and identity.launched_as_ps:
-        raise UsageError(
-            "fleet.init(is_collective=True) was called, but this job was started with parameter servers. "
-            "Start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)."
-        )
-    if not is_collective and identity.source == EVALUATOR:
-        raise UsageError(
-            "fleet.init(is_collective=False) was called in an evaluator, which does not train and has no "
-            "servers. Call fleet.init(is_collective=True), and load the files that the trainers save."
-        )
-    if not is_collective and not identity.servers:
-        also = "use fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
-        raise UsageError(
-            f"fleet.init(is_collective=False) needs parameter servers, but {identity.source} has none. You "
-            f"can {also}start with `fleetrun --server_num=1 --trainer_num=2`, or call "
-            "fleet.init(is_collective=True)."
-        )
 
 
 # ---- The role maker for processes started by hand, with rank and endpoints from the script
@@ -308,7 +304,16 @@ class UserDefinedRoleMaker:
         self._servers = endpoints(f"{_WHO} server_endpoints", server_endpoints)
         self._workers = endpoints(f"{_WHO} worker_endpoints", worker_endpoints)
         apart(self._servers, self._workers, ("server_endpoints", "worker_endpoints"))
-        self._check_kind()
+        flag(f"{_WHO} is_collective", self.is_collective)
+        if self.is_collective and (self._servers or self._role is Role.SERVER):
+            raise UsageError(
+                f"{_WHO} is_collective is True, but it has server_endpoints or the role SERVER. Collective "
+                "jobs have only workers. Remove these arguments."
+            )
+        if not self.is_collective and not self._servers:
+            raise UsageError(
+                f"{_WHO} has no server_endpoints. Pass the endpoints of all servers, or is_collective=True."
+            )
         self._worker_num = self._count(worker_num)
         self._index = self._place(current_id)
         self._environ = os.environ if environ is None else environ
@@ -334,18 +339,6 @@ class UserDefinedRoleMaker:
             restart_count=given.number("PADDLE_RESTART_COUNT", 0),
             source=_WHO,
         )
-
-    def _check_kind(self) -> None:
-        flag(f"{_WHO} is_collective", self.is_collective)
-        if self.is_collective and (self._servers or self._role is Role.SERVER):
-            raise UsageError(
-                f"{_WHO} is_collective is True, but it has server_endpoints or the role SERVER. Collective "
-                "jobs have only workers. Remove these arguments."
-            )
-        if not self.is_collective and not self._servers:
-            raise UsageError(
-                f"{_WHO} has no server_endpoints. Pass the endpoints of all servers, or is_collective=True."
-            )
 
     def _count(self, worker_num: int) -> int:
         whole(f"{_WHO} worker_num", worker_num, 0)

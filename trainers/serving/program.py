@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter, functional
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
@@ -166,7 +166,17 @@ def program_of(
         )
     found = list(map(_described, names, _placeholders(exported, len(names))))
     if free:
-        _expect_free(found, inputs)
+        fixed = [
+            each
+            for each, tensor in zip(found, inputs, strict=True)
+            if tensor.dim() and each["shape"][0] is not None
+        ]
+        if fixed:
+            raise NotSupportedError(
+                f"The model fixes the first size of input {fixed[0]['name']!r} at {fixed[0]['shape'][0]}, so "
+                "it could serve only batches of this size. Use the input's shape in forward(), or pass "
+                "dynamic_shapes=() for a program of fixed shapes."
+            )
     return Program(_file_of(exported), values, found)
 
 
@@ -231,20 +241,6 @@ def _described(name: str, tensor: Tensor) -> Document:
 
     shape = [int(size) if is_concrete_int(size) else None for size in tensor.shape]
     return {"name": name, "type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
-
-
-def _expect_free(found: Sequence[Fields], inputs: Sequence[Tensor]) -> None:
-    fixed = [
-        each
-        for each, tensor in zip(found, inputs, strict=True)
-        if tensor.dim() and each["shape"][0] is not None
-    ]
-    if fixed:
-        raise NotSupportedError(
-            f"The model fixes the first size of input {fixed[0]['name']!r} at {fixed[0]['shape'][0]}, so it "
-            "could serve only batches of this size. Use the input's shape in forward(), or pass "
-            "dynamic_shapes=() for a program of fixed shapes."
-        )
 
 
 def _file_of(exported: torch.export.ExportedProgram) -> bytes:

@@ -242,7 +242,14 @@ class Program:
             self.model.train()
         with torch.enable_grad():
             values = self._values(feed, fetch_list)
-            self._minimize(self._loss(values), self.optimizer)
+            loss = self._loss(values)
+            self.optimizer.zero_grad()  # clears gradients of other programs and of the script
+            if isinstance(self.optimizer, DistributedOptimizer):
+                self.optimizer.minimize(loss)
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+                self.optimizer.step()
+                self.optimizer.zero_grad()
         progress.meter.has_loss(values[self.loss])
         self._counter.tick()
         # A value that is kept must not keep the tensors behind it.
@@ -273,16 +280,6 @@ class Program:
         if loss.numel() != 1:
             raise UsageError(f"The loss {self.loss!r} has shape {list(loss.shape)}. Return its mean instead.")
         return loss
-
-    @staticmethod
-    def _minimize(loss: Tensor, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()  # clears gradients of other programs and of the script
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer.minimize(loss)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
-            optimizer.step()
-            optimizer.zero_grad()
 
     def __repr__(self) -> str:
         trains = f"minimizes {self.loss!r}" if self.optimizer else "for test"

@@ -102,26 +102,18 @@ class LocalFolder:
         return shutil.disk_usage(place).free
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path there. Raises UsageError for an unknown
-    file system.
-    """
-    import fsspec  # slow to import, and local directories do not need it
-
-    try:
-        files, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"{url!r} cannot be opened: {error}") from error
-    return files, root
-
-
 class RemoteFolder:
     """A directory that fsspec reaches. The URL's options come from fsspec's own configuration and the
     environment variables.
     """
 
     def __init__(self, url: str) -> None:
-        self.files, self._root = file_system(url)
+        import fsspec  # slow to import, and local directories do not need it
+
+        try:
+            self.files, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:  # an unknown file system
+            raise UsageError(f"{url!r} cannot be opened: {error}") from error
         self.where = url.rstrip("/")
 
     def path(self, name: str) -> str:

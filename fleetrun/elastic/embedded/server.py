@@ -433,7 +433,13 @@ class StoreServer:
         keys: CurveKeys | None = None,
         notice: ShowText = lambda text: None,
     ) -> None:
-        _allow_many_connections()
+        # Raise the limit of descriptors, because each node is a connection. The usual limit of 1,024 exists
+        # for programs that use select.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         self._loop = loop
         self._notice = notice
         self._noticed_at = -_NOTICE_EVERY_S
@@ -536,17 +542,6 @@ class StoreServer:
                 f"the rendezvous store {self.endpoint} rejected {self._refused} connections so far: "
                 "not fleetrun, or without this job's token"
             )
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of descriptors, because each node is a connection. The usual limit of 1,024 exists for
-    programs that use select.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:

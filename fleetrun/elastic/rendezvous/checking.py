@@ -98,19 +98,15 @@ def checked(job: Situation, missing: Mapping[int, str] | None = None) -> Round |
 
 def noted(round_: Round, bad: Texts, time: float, policy: Policy) -> Round:
     """Return the round with faults for the results of both turns of a check, by node."""
-    faults = _confirmed(bad, time, max(2, policy.exclude_after))
-    worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
-    return replace(round_, faults=merged(round_.faults, faults), worked=worked)
-
-
-def _confirmed(wrong: Texts, time: float, count: int) -> list[MachineFault]:
-    """Return `count` faults for each node that both turns have found, which is enough to exclude it."""
-    turns = enumerate([1] * (count - 1) + [2], 1)
-    return [
+    # As many faults for each node that both turns have found as are needed to exclude it.
+    turns = enumerate([1] * (max(2, policy.exclude_after) - 1) + [2], 1)
+    faults = [
         MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")
         for number, turn in turns
-        for machine, why in wrong.items()
+        for machine, why in bad.items()
     ]
+    worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
+    return replace(round_, faults=merged(round_.faults, faults), worked=worked)
 
 
 def bad_spares(job: Situation) -> dict[str, str]:

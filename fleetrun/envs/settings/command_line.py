@@ -153,7 +153,14 @@ def read(argv: Sequence[str]) -> CommandLine:
     if words and words[0] == "--":
         del words[0]
     if words:
-        _check_script(words[0])
+        script = words[0]
+        if script in RETIRED_SCRIPTS:
+            raise UsageError(RETIRED_SCRIPTS[script])
+        if script.startswith(_DASHES):
+            raise UsageError(
+                f"{script!r} starts with a typographic dash",
+                hint="Options start with two hyphens, as in --gpus.",
+            )
     short = [choice for each in found for choice in _written_out(*each)]
     options = [_typed(*each) for each in found if each[1].name not in SHORTHANDS]
     return CommandLine((*short, *options), words[0] if words else None, tuple(words[1:]))
@@ -225,12 +232,3 @@ def _value(spelling: str, option: Option, words: list[str]) -> str:
     if option.takes is Takes.BOOLEAN and words and words[0].lower() in TRUE_WORDS | FALSE_WORDS:
         return words.pop(0)
     return "true"
-
-
-def _check_script(script: str) -> None:
-    if script in RETIRED_SCRIPTS:
-        raise UsageError(RETIRED_SCRIPTS[script])
-    if script.startswith(_DASHES):
-        raise UsageError(
-            f"{script!r} starts with a typographic dash", hint="Options start with two hyphens, as in --gpus."
-        )

@@ -99,11 +99,14 @@ class _Translation:
         backend, endpoint = self._given.pop("rdzv_backend", None), self._given.pop("rdzv_endpoint", None)
         kind = "static" if backend is None else str(backend.value)
         if backend is not None and kind != "static":
-            self._rank_by_arrival(backend)
+            rank = self.choices.get("rank")
+            if rank is not None and (rank.alias == "node_rank" or _pet(rank)):
+                self._drop("rank", f"{backend} ranks nodes by arrival; --rank sets the rank of this node")
         if endpoint is None:
             self._address_of_pod()
             return
-        self._overrule_address(endpoint)
+        for name in ("master_addr", "master_port"):
+            self._drop(name, f"{endpoint} was given")
         host, port = _split(endpoint.value, PORTS[kind])
         if kind.startswith("etcd"):
             self._set("master", f"etcd://{host}:{port}", endpoint)
@@ -114,11 +117,6 @@ class _Translation:
             self._set("master_addr", host, endpoint)
             if int(port):
                 self._set("master_port", port, endpoint)
-
-    def _rank_by_arrival(self, backend: Choice) -> None:
-        rank = self.choices.get("rank")
-        if rank is not None and (rank.alias == "node_rank" or _pet(rank)):
-            self._drop("rank", f"{backend} ranks nodes by arrival; --rank sets the rank of this node")
 
     def _address_of_pod(self) -> None:
         """Let nodes meet at PET_MASTER_ADDR in every mode. A pod on its own may not resolve its own name."""
@@ -133,10 +131,6 @@ class _Translation:
         elif port is not None and _pet(port) and "master" in self.choices:
             del self.choices["master_port"]
         del self.choices["master_addr"]
-
-    def _overrule_address(self, endpoint: Choice) -> None:
-        for name in ("master_addr", "master_port"):
-            self._drop(name, f"{endpoint} was given")
 
     def _several(self) -> bool:
         nodes = self.choices.get("nnodes")

@@ -53,14 +53,7 @@ def install(address, imported=None):
     sys.meta_path.insert(0, WhenImported(_TORCH, _when_joined))
     sys.meta_path.insert(0, WhenImported("pdb", lambda pdb: _load_debugger()))
     signal.signal(_DEBUG_SIGNAL, lambda number, frame: _load_debugger().stop(frame))
-    _count_steps(os.environ.get("FLEETRUN_CONTAINER"), os.environ.get("FLEETRUN_PROGRESS"))
-
-
-def _settle(address):
-    home[:] = [address, os.getpid(), os.environ.get("FLEETRUN_ERROR_FILE", "")]
-
-
-def _count_steps(mark, path):
+    mark, path = map(os.environ.get, ("FLEETRUN_CONTAINER", "FLEETRUN_PROGRESS"))
     if mark and path:
         steps = fleetrun_steps.Steps(mark, path)
         steps.on_start = note_imports
@@ -68,6 +61,10 @@ def _count_steps(mark, path):
         _more["step"] = steps.last
         atexit.register(steps.end)
         sys.meta_path.insert(0, WhenImported(_OPTIMIZERS, steps.watch))
+
+
+def _settle(address):
+    home[:] = [address, os.getpid(), os.environ.get("FLEETRUN_ERROR_FILE", "")]
 
 
 def renew(address):

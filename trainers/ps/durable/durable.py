@@ -104,7 +104,7 @@ def _read_owner(path: Path) -> Owner:
             return Owner(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(
-            f"{path} is damaged: {error}. Choose another durability_dir, or remove {{path.parent}}."
+            f"{path} is damaged: {error}. Choose another durability_dir, or remove {path.parent}."
         ) from error
     raise FolderError(
         f"{path.parent} was written by another version of fleetrun (format {version}, this one has "

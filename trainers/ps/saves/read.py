@@ -147,18 +147,6 @@ def open_saves(where: Where) -> OpenFolder:
     return OpenFolder(folder, tuple(saves), manifest.stream)
 
 
-def _check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
-    """Raise LoadError unless every file exists with its size. Cheap, so done before rows are loaded."""
-    for item in wanted:
-        name = f"{item.save}/{item.shard.file.name}"
-        try:
-            size = folder.size(name)
-        except OSError as error:
-            raise load_error(error, folder.path(name)) from error
-        if size != item.shard.file.size:
-            raise LoadError(_wrong_size(folder.path(name), size, item.shard.file.size))
-
-
 def read_file(
     folder: Folder, save: str, record: FileRecord, *, verify: bool = True, into: Tensor | None = None
 ) -> Tensor:
@@ -189,7 +177,15 @@ def read_shards(
     next shard is requested. Two buffers serve all shards, because fresh memory costs more than reading into
     old memory. Raises LoadError. For missing files and wrong sizes, it does so before the first shard.
     """
-    _check_sizes(folder, wanted)
+    # Cheap, so done before rows are loaded.
+    for item in wanted:
+        name = f"{item.save}/{item.shard.file.name}"
+        try:
+            size = folder.size(name)
+        except OSError as error:
+            raise load_error(error, folder.path(name)) from error
+        if size != item.shard.file.size:
+            raise LoadError(_wrong_size(folder.path(name), size, item.shard.file.size))
     largest = max((item.shard.file.size for item in wanted), default=0)
     buffers = [torch.from_numpy(np.empty(largest, np.uint8)) for _ in wanted[:2]]
     with ThreadPoolExecutor(1, "load") as reader:

@@ -58,7 +58,13 @@ class Collectives:
         contributions = [
             self._contributions[other.rank] for other in self._members if self._contributed(other)
         ]
-        _require_same_gather({each.number for each in contributions} - {ANY_GATHER})
+        counts = {each.number for each in contributions} - {ANY_GATHER}
+        if len(counts) > 1:
+            raise Refusal(
+                Code.MISMATCH,
+                f"some trainers are at gather {min(counts)} and others at gather {max(counts)}, because this "
+                "server restarted in between and lost contributions",
+            )
         if len(contributions) < len(self._members):
             self._refuse_if_lost()
             return None
@@ -84,15 +90,6 @@ class Collectives:
 
     def _answer(self, request: Message) -> Message:
         return request.reply(Kind.DATA, number=self._next, parts=self._result)
-
-
-def _require_same_gather(counts: set[int]) -> None:
-    if len(counts) > 1:
-        raise Refusal(
-            Code.MISMATCH,
-            f"some trainers are at gather {min(counts)} and others at gather {max(counts)}, because this "
-            "server restarted in between and lost contributions",
-        )
 
 
 def _same(one: Message | None, other: Message) -> bool:

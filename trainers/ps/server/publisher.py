@@ -212,7 +212,15 @@ class Publisher:
         published = self._commit(published, save)
         self._seen = [(step, text) for step, (_, text) in zip(steps, seen, strict=True)]
         if self._merge is None and published.long:
-            self._begin_merge(published)
+            request = SaveRequest(
+                self._where,
+                published.merged_id,
+                int(SaveMode.VALUES),
+                published.ids,
+                published.number,
+                self._configs.publish_dtype,
+            )
+            self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
         return published.number
 
     def _open(self) -> Published:
@@ -273,17 +281,6 @@ class Publisher:
             with suppress(FleetError):
                 self._ask(Kind.PUBLISHED, 0, id)
                 return
-
-    def _begin_merge(self, published: Published) -> None:
-        request = SaveRequest(
-            self._where,
-            published.merged_id,
-            int(SaveMode.VALUES),
-            published.ids,
-            published.number,
-            self._configs.publish_dtype,
-        )
-        self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
 
     def _end_merge(self) -> None:
         """Commit the full version after all servers have merged it. If that fails, the next version

@@ -191,7 +191,10 @@ class Service:
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
         """Check connections, and return replies to pending requests that this has decided."""
         self._members.check_connections(reachable, now)
-        self._abandon_orphaned_save()
+        # Abandon the running save if its trainer has gone, because nobody else will commit it.
+        self._end_orphaned_turn()
+        if self._saving.requester is not None and self._has_left(self._saving.requester):
+            self._saving.abandon()
         return [*self.retry_pending(reachable), *self._break_deadlock()]
 
     def _break_deadlock(self) -> list[Outgoing]:
@@ -471,12 +474,6 @@ class Service:
         if not self._has_reached(member, request.number):
             return None
         return self._versions.refresh(request)
-
-    def _abandon_orphaned_save(self) -> None:
-        """Abandon the running save if its trainer has gone, because nobody else will commit it."""
-        self._end_orphaned_turn()
-        if self._saving.requester is not None and self._has_left(self._saving.requester):
-            self._saving.abandon()
 
     def _end_orphaned_turn(self) -> None:
         if self._turns.holder is not None and self._has_left(self._turns.holder):

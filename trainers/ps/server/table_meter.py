@@ -159,7 +159,13 @@ class TableMeter:
             self.active = False
             return
         self._next = now + PERIOD
-        tables = self._courses_of_all(now)
+        if not self._courses:
+            self._courses = {
+                number: _Course(table, self._store.seen[number], now)
+                for number, table in self._store.tables.items()
+                if isinstance(table, SparseTable)
+            }
+        tables = self._courses
         if self._idle:
             for each in tables.values():
                 each.begin(now)
@@ -190,15 +196,6 @@ class TableMeter:
             if time.perf_counter() > until:
                 break
         sampler.want(_SAMPLED_PULLS, _SAMPLED_PUSHES)
-
-    def _courses_of_all(self, now: float) -> Mapping[int, _Course]:
-        if not self._courses:
-            self._courses = {
-                number: _Course(table, self._store.seen[number], now)
-                for number, table in self._store.tables.items()
-                if isinstance(table, SparseTable)
-            }
-        return self._courses
 
 
 def _of_table(number: int, requests: Sequence[tuple[int, Keys, NDArray[_T]]]) -> list[NDArray[_T]]:

@@ -623,14 +623,14 @@ class SparseTable:
         if self._update is None:
             raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
         if stats is not None:
-            self._check_counts(stats, (len(grad), 2))
+            shape = (len(grad), 2)
+            if not self._counts:
+                raise ShapeError(f"table {self.spec.name!r} has no statistics")
+            if stats.shape != shape or stats.dtype is not torch.float32:
+                raise ShapeError(
+                    f"table {self.spec.name!r} needs statistics of shape {list(shape)} in float32"
+                )
         return self._update
-
-    def _check_counts(self, counts: Tensor, shape: tuple[int, int]) -> None:
-        if not self._counts:
-            raise ShapeError(f"table {self.spec.name!r} has no statistics")
-        if counts.shape != shape or counts.dtype is not torch.float32:
-            raise ShapeError(f"table {self.spec.name!r} needs statistics of shape {list(shape)} in float32")
 
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""

@@ -334,7 +334,13 @@ def plan_layout(
             "(apply_optimizer_in_backward), so each trainer would train a separate copy. Give this "
             "optimizer to fleet.distributed_optimizer() instead, or use sparse=True for an embedding."
         )
-    _check_names(options.tables, sparse_names)
+    known = {*sparse_names, EVERY_TABLE}
+    for name in options.tables:
+        if name not in known:
+            raise UsageError(
+                f"strategy.sparse_table_configs has the key {name!r}, which is not a sparse embedding of the "
+                f"model{nearest(name, sparse_names)}"
+            )
     sparse = _in_groups(
         [
             _plan_sparse(
@@ -375,16 +381,6 @@ def dense_of(model: Module) -> tuple[list[Parameter], list[torch.Tensor]]:
     dense = [each for each in model.parameters() if id(each) not in sparse]
     frozen = [each.data for each in dense if not each.requires_grad]
     return [each for each in dense if each.requires_grad], [*frozen, *model.buffers()]
-
-
-def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
-    known = {*names, EVERY_TABLE}
-    for name in tables:
-        if name not in known:
-            raise UsageError(
-                f"strategy.sparse_table_configs has the key {name!r}, which is not a sparse embedding of the "
-                f"model{nearest(name, names)}"
-            )
 
 
 def _in_groups(tables: Iterable[SparseParameter], servers: int) -> list[SparseParameter]:

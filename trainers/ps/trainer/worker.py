@@ -173,7 +173,14 @@ class Worker:
                 [self._hello(server) for server in range(self.layout.servers)],
                 silence=self._configs.join_timeout_s,
             )
-        _require_all_or_none(hellos)
+        # Do some servers have this trainer's steps, and did others start empty?
+        empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
+        if empty and any(reply.number for reply in hellos):
+            names = ", ".join(map(str, empty))
+            raise TablesLostError(
+                f"Server {names} restarted without its tables, but other servers have theirs. Start the job "
+                'again. Set ps_configs "durability" to keep tables over a restart.'
+            )
         # An earlier process may have died after pushing to some servers only. That step is then repeated.
         self._exchange.start(min(reply.number for reply in hellos))
         if self._all_reduced and self._exchange.step:
@@ -504,14 +511,3 @@ def _counts_pulls(table: RemoteTable) -> bool:
     avoided.
     """
     return table.sparse.spec.rows.entry.kind is EntryKind.COUNT
-
-
-def _require_all_or_none(hellos: Sequence[Message]) -> None:
-    """Raise TablesLostError if some servers have this trainer's steps and others started empty."""
-    empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
-    if empty and any(reply.number for reply in hellos):
-        names = ", ".join(map(str, empty))
-        raise TablesLostError(
-            f"Server {names} restarted without its tables, but other servers have theirs. Start the job "
-            'again. Set ps_configs "durability" to keep tables over a restart.'
-        )
