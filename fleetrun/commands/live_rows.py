@@ -125,7 +125,7 @@ class Processes:
         """Take a new status. Processes that it lacks are dropped, unless their node did not answer."""
         silent = {text_of(each, "rank") for each in objects_in(status, "nodes") if each.get("silent")}
         hosts = {text_of(each, "rank"): text_of(each, "title") for each in objects_in(status, "nodes")}
-        found: dict[Key, Process] = {each.key: each for each in self.all if each.node in silent}
+        found = {each.key: each for each in self.all if each.node in silent}
         for node, answer, fields in views.processes(status):
             key = node, text_of(fields, "name")
             memory = self._memories.setdefault(key, Memory())

@@ -11,7 +11,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -580,7 +579,7 @@ class ListScreen(Screen[None]):
         self._show()
 
     def _show(self) -> None:
-        chosen: Callable[[Process], bool] = live_rows.wanted(self._filter)
+        chosen = live_rows.wanted(self._filter)
         rows = sorted(filter(chosen, self._all), key=ORDERS[self._order], reverse=self._reversed)
         self.query_one(Ranks).show(rows, self._order)
         parts = [plural(len(self._all), "process"), f"sorted by {self._order}"]

@@ -485,7 +485,7 @@ class _Printer:
 
     def _as_json(self, line: _LogLine) -> bytes:
         source = line.source
-        fields: Document = {
+        fields = {
             "time": round(line.moment, 2),
             "container": source.name,
             "rank": source.rank,

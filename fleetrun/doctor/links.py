@@ -189,7 +189,7 @@ class Surveyor:
         self._closed = False
         self.links: dict[str, Link] = {}
         self.done = False
-        self.news: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         self._start(self._answer)
 

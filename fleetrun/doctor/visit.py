@@ -27,7 +27,7 @@ from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, 
 from fleetrun.doctor.requirements import Plan, make_plan
 from fleetrun.envs.contract import TOKEN, VISIBLE_VARIABLE, without_contract
 from fleetrun.envs.settings.command_line import CommandLine
-from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
+from fleetrun.envs.settings.options import JobFile, LaunchSettings
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
@@ -233,7 +233,7 @@ class Visit:
         self._show = show
         self._busy = busy
         named = line if self._names_script else replace(line, script=_ANY_SCRIPT)
-        self._resolved: Resolved = resolve(named, environ, place, file)
+        self._resolved = resolve(named, environ, place, file)
         self._machine: Machine | None = None
         self._extra: Document = {}
         engine = self._resolved.settings.scheduler

@@ -421,7 +421,7 @@ class _Client(threading.Thread):
         self._number = 0
         self._loop = Loop()
         self._mailbox = Mailbox(self._loop)
-        self._store: Store = open_as_guest(address.master, address.job, self._name, address.token, self._loop)
+        self._store = open_as_guest(address.master, address.job, self._name, address.token, self._loop)
         self._question: Question | None = None
         self._down = ""
         self._topology = ""

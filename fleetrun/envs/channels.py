@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fleetrun.aliases import Document, Environ
+from fleetrun.aliases import Environ
 from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
@@ -165,7 +165,7 @@ def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: boo
     restart will not help, `extraInfo` also has `"restart_helps": false`.
     """
     whole = str(now_ns // 1_000_000_000)
-    extra: Document = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
+    extra = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
     if not restart_helps:
         extra["restart_helps"] = False
     return json.dumps({"message": {"message": message, "extraInfo": extra}})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.launcher.parts import Event, Launch, Part, Reach
-from fleetrun.pod.container import Ended, Pod, TakeWarm
-from fleetrun.pod.supervisor import Ready
+from fleetrun.pod.container import Ended, Pod
 from fleetrun.pod.zygote import Zygotes
 
 
@@ -23,8 +22,8 @@ class Warm(Part):
             watch=launch.settings.watch,
         )
         launch.progress.subscribe(self._zygotes.handle_report)
-        self.ready: Ready = self._zygotes.ready
-        self.take: TakeWarm = self._zygotes.take
+        self.ready = self._zygotes.ready
+        self.take = self._zygotes.take
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         self._zygotes.set_pod(pod)

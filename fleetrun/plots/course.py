@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleetrun.decoding import whole_in
-from fleetrun.record.goodput import Event, Goodput, Kind, Span
+from fleetrun.record.goodput import Event, Goodput
 from fleetrun.record.history import History, events_of, number
 from fleetrun.record.journal import objects_in
 
@@ -83,9 +83,9 @@ class Course:
         for name in list(self._open):
             self._close(name, self.end, "end not known" if now is None else "running")
         self.lives = {name: self.lives[name] for name in [*self.titles, *self.lives] if name in self.lives}
-        self.spans: list[Span] = goodput.spans(now)
+        self.spans = goodput.spans(now)
         """The use of the time."""
-        self.seconds: dict[Kind, float] = goodput.seconds(now)
+        self.seconds = goodput.seconds(now)
         """The use of the time in all."""
         events = [each for each in history.events if _believed(each)]
         self.hangs = [each["time"] for each in events if each["event"] == "hung"]

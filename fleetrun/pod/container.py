@@ -88,7 +88,7 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-_MOVES: dict[Status, frozenset[Status]] = {
+_MOVES = {
     Status.UNINIT: frozenset({Status.READY, Status.FAILED}),
     Status.READY: frozenset({Status.RUNNING, Status.TERMINATING, Status.FAILED}),
     Status.RUNNING: frozenset({Status.TERMINATING, Status.RESTARTING, Status.COMPLETED, Status.FAILED}),

@@ -223,7 +223,7 @@ def _carried(job: Submission) -> Iterator[str]:
 def _directives(job: Submission) -> Iterator[str]:
     """Yield the #SBATCH lines. Values of --scheduler_option replace or follow the default lines."""
     settings = job.settings
-    wanted: dict[str, str] = {"job-name": job.own_name or "fleetrun"}
+    wanted = {"job-name": job.own_name or "fleetrun"}
     nodes = [number + settings.spares for number in settings.nnodes]
     wanted["nodes"] = "-".join(map(str, dict.fromkeys(nodes)))
     bad = excluded_nodes(job)

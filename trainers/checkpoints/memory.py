@@ -174,7 +174,7 @@ class Keeper:
         held = self._held()
         mine = {owner: _versions(slots, ranks.world) for owner, slots in held.items()}
         first = place_on_node()[1] == 0
-        shared: _Versions = {owner: list(versions) for owner, versions in mine.items()} if first else {}
+        shared = {owner: list(versions) for owner, versions in mine.items()} if first else {}
         everywhere = ranks.gather(lambda: shared)
         version = self._loaded = _newest_of(everywhere, ranks.world)
         self._copied = _newest_of(everywhere, ranks.world, machines=2) or version

@@ -163,9 +163,7 @@ class KafkaTopic:
     def _watermarks(self, number: int) -> tuple[int, int]:
         where = self._kafka.TopicPartition(self._topic, number)
         silence = self._silences[number]
-        found: tuple[int, int] = self._ask(
-            lambda asking: asking.get_watermark_offsets(where, timeout=self._ask_s), silence
-        )
+        found = self._ask(lambda asking: asking.get_watermark_offsets(where, timeout=self._ask_s), silence)
         silence.ends()
         return found
 

@@ -91,7 +91,7 @@ class _Routes:
         answer = await self._answers.infer(name, version, body(), request.headers.get(JSON_SIZE))
         size = sum(tensor.numel() for tensor in answer.outputs.values())
         pieces, json_size = await self._answers.aside(size, lambda: encode_answer(name, answer))
-        headers: dict[str, str] = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
         if json_size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(json_size)}
         return web.Response(body=b"".join(pieces), headers=headers)

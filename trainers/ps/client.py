@@ -141,7 +141,7 @@ class Client:
         """Seconds spent waiting for servers. A server can be silent only during this time."""
         self._retry_at = math.inf
         """No request needs to be sent again before this time."""
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = zmq.Context()
         route = route_of(self._who, self._incarnation)
         self._sockets = [
             client_socket(self._context, endpoint, route, configs.trainer_timeout_s, keys)

@@ -83,7 +83,7 @@ class Executor:
                 f"train_from_dataset() was given a program for tests: {program}. Use infer_from_dataset()."
             )
         feeding = _Feeding(program, self._place(program), prefetch, printing.get("fetch_list", ()))
-        ahead: Callable[[Iterable[Batch]], Iterable[Batch]] = feeding.ahead
+        ahead = feeding.ahead
         if isinstance(program.model, (DataParallel, Sharded)):
             ahead = lambda batches: in_step(feeding.ahead(batches))  # noqa: E731
         return loop.train_from_dataset(feeding.step, dataset, prefetch=ahead, **printing)

@@ -226,7 +226,7 @@ class ZmqStore(MirroringStore):
         self._secret = keys is not None
         self._guest = node_id.startswith(wire.GUEST)
         self._own_context = context is None
-        self._context: Context = context or zmq.Context()
+        self._context = context or zmq.Context()
         self._connection = StoreConnection(
             loop, endpoint, self, lease=lease, keys=keys, context=self._context
         )

@@ -31,7 +31,7 @@ from fleetrun.elastic.embedded.sockets import (
 from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger, Session, reconnect_grace
 from fleetrun.envs.contract import join_endpoint, split_endpoint
-from fleetrun.envs.curve import Context, CurveKeys, Strangers
+from fleetrun.envs.curve import CurveKeys, Strangers
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -445,7 +445,7 @@ class StoreServer:
         self._noticed_at = -_NOTICE_EVERY_S
         self._refused = 0
         self._large: OrderedDict[int, tuple[bytes, zmq.Frame]] = OrderedDict()
-        self._context: Context = zmq.Context()
+        self._context = zmq.Context()
         self._authenticator = CurveAuthenticator(loop, self._context, keys) if keys is not None else None
         socket = store_socket(self._context, lease, keys)
         try:

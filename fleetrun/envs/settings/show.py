@@ -42,7 +42,7 @@ def banner(resolved: Resolved) -> list[Row]:
 
 
 def _rows(resolved: Resolved) -> list[Row]:
-    rows: list[Row] = [
+    rows = [
         ("training_script", resolved.settings.script, resolved.origins.get("script")),
         ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
         *_job_file_rows(resolved),
@@ -77,7 +77,7 @@ def _job_file_rows(resolved: Resolved) -> list[Row]:
     Environments appear with names only, because values may be secret.
     """
     settings = resolved.settings
-    rows: list[Row] = []
+    rows = []
     if settings.environment:
         names = ", ".join(name for name, _ in settings.environment)
         rows.append(("environment", names, resolved.origins.get("environment")))

@@ -474,7 +474,7 @@ class PartTask:
     ) -> None:
         self._cancelled = threading.Event()
         thread = ThreadPoolExecutor(1, name, initializer=lower_priority)
-        self._future: Future[FileRecord] = thread.submit(write, self._cancelled.is_set)
+        self._future = thread.submit(write, self._cancelled.is_set)
         if done is not None:
             self._future.add_done_callback(lambda _: done())
         thread.shutdown(wait=False)

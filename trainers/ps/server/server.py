@@ -133,7 +133,7 @@ class Server:
     def __init__(self, plan: ServerPlan, emit: Emit | None = None) -> None:
         self._plan = plan
         self._endpoint = plan.endpoints[plan.index]
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = zmq.Context()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._terminated = False

@@ -514,7 +514,7 @@ class SyncExchange(Exchange):
 
     def push(self, *, overflow: bool = False) -> None:
         records = records_part(self._turn.take()[0])
-        push: list[list[Part]] = [[*records] for _ in range(self._servers)]
+        push = [[*records] for _ in range(self._servers)]
         if overflow:
             self.flush()  # a server ignores everything in such a push
         else:
@@ -634,7 +634,7 @@ class AsyncExchange(Exchange):
 
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
         records, self._records = records_part(self._records), []
-        push: list[list[Part]] = [[*records] for _ in range(self._servers)]
+        push = [[*records] for _ in range(self._servers)]
         self._dense.add_written(push)
         self._merging.add_push(push)
         self._sent += 1

@@ -465,7 +465,7 @@ class TableGroup:
             each.age += 1
         most = max(_MAX_AHEAD, self.late + 1)
         self.prepared = [each for each in self.prepared if each.age <= most]  # the others were never used
-        made: list[Batch] = [
+        made = [
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)
         ]

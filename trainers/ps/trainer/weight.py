@@ -68,7 +68,7 @@ class ServedWeight(Parameter):
 
     collected: WeightGradient | None = None
     name: str = ""
-    former: type[Parameter] = Parameter
+    former = Parameter
     bounded: bool = True
     """If False, the table has no fixed number of rows, and its gradient has no shape."""
     hidden: ClassVar[bool] = False
@@ -283,7 +283,7 @@ def serve_weight(weight: Parameter, name: str, collected: WeightGradient, *, bou
         nothing = torch.full((1, 1), math.nan, dtype=weight.dtype, device=weight.device)
         weight.data = nothing.expand(weight.shape)
     hooked = bool(weight._backward_hooks) or bool(getattr(weight, "_post_accumulate_grad_hooks", None))
-    former: type[Parameter] = type(weight)
+    former = type(weight)
     weight.__class__ = ServedWeight
     assert isinstance(weight, ServedWeight)
     weight.former = former

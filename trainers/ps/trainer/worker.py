@@ -90,7 +90,7 @@ class Worker:
         """The step with which each server takes new records."""
         offer_to_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers, asynchronous)
-        self._groups: list[TableGroup] = [
+        self._groups = [
             TableGroup(
                 some,
                 layout.servers,
