@@ -126,7 +126,15 @@ def main(folder: Path) -> None:
         error.unlink(missing_ok=True)
     sys.excepthook = _report
     try:
-        function, args, kwargs = _read_call(folder)
+        with (folder / _CALL).open("rb") as file:
+            setup = pickle.load(file)
+            sys.path[:] = [*setup["path"], *(each for each in sys.path if each not in setup["path"])]
+            linecache.cache.update(setup["cells"])
+            try:
+                function, args, kwargs = pickle.load(file)
+            except ImportError as missing:
+                missing.add_note("Each process must be able to import the module of the function.")
+                raise
         returned = function(*args, **kwargs)
         if role == _TRAINER:
             _write(value, f"what {_name(function)} returned", returned)
@@ -137,19 +145,6 @@ def main(folder: Path) -> None:
         sys.excepthook(type(raised), raised, raised.__traceback__)
         sys.last_value = raised  # as Python does, for --debug_on_error
         sys.exit(1)
-
-
-def _read_call(folder: Path) -> tuple[Callable[..., object], tuple[object, ...], Document]:
-    with (folder / _CALL).open("rb") as file:
-        setup = pickle.load(file)
-        sys.path[:] = [*setup["path"], *(each for each in sys.path if each not in setup["path"])]
-        linecache.cache.update(setup["cells"])
-        try:
-            call: tuple[Callable[..., object], tuple[object, ...], Document] = pickle.load(file)
-        except ImportError as error:
-            error.add_note("Each process must be able to import the module of the function.")
-            raise
-    return call
 
 
 def _place() -> tuple[str, int]:

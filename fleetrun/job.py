@@ -164,7 +164,14 @@ class Job(Generic[T]):
                 raise TimeoutError(f"job {self.name} (pod {self.pod}) has not ended within {timeout:g} s")
         with self._outcome_lock:
             if self._outcome is None:
-                self._outcome = self._conclude()
+                try:
+                    self._outcome = self._result()
+                except LaunchError as error:
+                    if error.hint:
+                        error.add_note(error.hint)
+                    self._outcome = error
+                if self._call is not None:
+                    shutil.rmtree(self._call.folder, ignore_errors=True)
         if isinstance(self._outcome, LaunchError):
             raise self._outcome.with_traceback(None)
         return self._outcome
@@ -310,18 +317,6 @@ class Job(Generic[T]):
             self._changed.notify_all()
 
     # ---- how it ended
-
-    def _conclude(self) -> Result[T] | LaunchError:
-        outcome: Result[T] | LaunchError
-        try:
-            outcome = self._result()
-        except LaunchError as error:
-            if error.hint:
-                error.add_note(error.hint)
-            outcome = error
-        if self._call is not None:
-            shutil.rmtree(self._call.folder, ignore_errors=True)
-        return outcome
 
     def _result(self) -> Result[T]:
         code, over = self._code or 0, self._seen.over

@@ -32,7 +32,20 @@ def load_fleet() -> ModuleType:
 
     present = sys.modules.get("trainers")
     if present is None:
-        _load_ours()
+        # Load the runtime by its path, because another `trainers` may come first in sys.path.
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec = spec_from_file_location(
+            "trainers", OURS / "__init__.py", submodule_search_locations=[str(OURS)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["trainers"] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules["trainers"]
+            raise
     elif not any(Path(each).resolve() == OURS for each in getattr(present, "__path__", ())):
         theirs = present.__file__ or next(iter(present.__path__))
         raise ImportError(
@@ -41,21 +54,6 @@ def load_fleet() -> ModuleType:
             path=theirs,
         )
     return import_module("trainers.fleet")
-
-
-def _load_ours() -> None:
-    """Load the runtime by its path, because another `trainers` may come first in sys.path."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("trainers", OURS / "__init__.py", submodule_search_locations=[str(OURS)])
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["trainers"] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules["trainers"]
-        raise
 
 
 # ---- Another `trainers` where Python looks for modules

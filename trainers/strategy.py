@@ -305,8 +305,10 @@ class DistributedStrategy:
 
     def to_yaml(self) -> str:
         """Return all fields as YAML."""
+        import yaml
 
-        return to_yaml_text({name: getattr(self, name) for name in _DEFAULTS})
+        plain = {name: _to_plain(getattr(self, name)) for name in _DEFAULTS}
+        return str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None))
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
@@ -391,14 +393,6 @@ _YAML_OBJECTS |= {"Initializer": Initializer, "Entry": Entry}
 _YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitKind, "Entry": EntryKind}
 
 
-def to_yaml_text(values: Fields) -> str:
-    """Return the values by field as YAML, in this order."""
-    import yaml
-
-    plain = {name: _to_plain(value) for name, value in values.items()}
-    return str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None))
-
-
 def from_yaml_text(text: str, source: str) -> Document:
     """Return the values from `to_yaml_text`, unchecked. Raises UsageError for other YAML."""
     import yaml
@@ -432,28 +426,25 @@ def _from_plain(value: object, source: str) -> object:
         return value
     names = list(value)
     if len(names) == 1 and isinstance(names[0], str) and names[0].startswith("!"):
-        return _made_of_fields(names[0][1:], value[names[0]], source)
-    return {key: _from_plain(each, source) for key, each in value.items()}
-
-
-def _made_of_fields(name: str, given: object, source: str) -> object:
-    make = _YAML_OBJECTS.get(name)
-    if make is None or not isinstance(given, dict):
-        raise UsageError(
-            f"{source} has {name} {given!r}; it must be one of {', '.join(sorted(_YAML_OBJECTS))}"
-        )
-    known = {field.name for field in fields(make)}
-    if given.keys() != known:
-        raise UsageError(f"{source} has {name} with {sorted(given)}; its fields are {sorted(known)}")
-    values = dict(given)
-    if name in _YAML_KINDS:
-        kinds = {kind.name: kind for kind in _YAML_KINDS[name]}
-        if values["kind"] not in kinds:
+        name, given = names[0][1:], value[names[0]]
+        make = _YAML_OBJECTS.get(name)
+        if make is None or not isinstance(given, dict):
             raise UsageError(
-                f"{source} has {name} of kind {values['kind']!r}; it must be one of {', '.join(kinds)}"
+                f"{source} has {name} {given!r}; it must be one of {', '.join(sorted(_YAML_OBJECTS))}"
             )
-        values["kind"] = kinds[values["kind"]]
-    return make(**values)
+        known = {field.name for field in fields(make)}
+        if given.keys() != known:
+            raise UsageError(f"{source} has {name} with {sorted(given)}; its fields are {sorted(known)}")
+        values = dict(given)
+        if name in _YAML_KINDS:
+            kinds = {kind.name: kind for kind in _YAML_KINDS[name]}
+            if values["kind"] not in kinds:
+                raise UsageError(
+                    f"{source} has {name} of kind {values['kind']!r}; it must be one of {', '.join(kinds)}"
+                )
+            values["kind"] = kinds[values["kind"]]
+        return make(**values)
+    return {key: _from_plain(each, source) for key, each in value.items()}
 
 
 # ---- Paddle 1.x: the config for `fleet.distributed_optimizer`

@@ -128,16 +128,6 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     return result.tolist() if first.kind == "list" else result
 
 
-def expect_alike(each: Sequence[Payload]) -> None:
-    """Raise UsageError on all trainers if they are in different calls."""
-    for rank, other in enumerate(each):
-        if other.call != each[0].call:
-            raise UsageError(
-                f"Trainer 0 called fleet.util.{each[0].call}, but trainer {rank} called "
-                f"fleet.util.{other.call}. Make the same call on all trainers."
-            )
-
-
 def _listed(value: Sequence[object], call: str) -> Document:
     try:
         array = np.asarray(value)
@@ -219,7 +209,13 @@ class Util:
         The values are numbers, texts, lists of numbers, arrays or tensors, whose shapes may differ.
         """
         each = self._gather(input, "all_gather", comm_world)
-        expect_alike(each)
+        # All trainers raise the error if they are in different calls.
+        for rank, other in enumerate(each):
+            if other.call != each[0].call:
+                raise UsageError(
+                    f"Trainer 0 called fleet.util.{each[0].call}, but trainer {rank} called "
+                    f"fleet.util.{other.call}. Make the same call on all trainers."
+                )
         return [_beside(payload.value, input) for payload in each]
 
     def barrier(self, comm_world: str = "worker") -> None:

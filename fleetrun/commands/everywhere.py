@@ -352,13 +352,6 @@ def nodes_of(found: EndedJob | Running, where: Where, *, secret: bool = False) -
         return None
     if where.here or where.node == own:
         return None
-    address = _address_of(found)
-    if secret and not address.token and where.node is None:
-        return None
-    return Nodes(address, where, own)
-
-
-def _address_of(found: EndedJob | Running) -> Address:
     assert isinstance(found, Running)
     try:
         store = ask(found.socket, {"ask": "store"}, _TIMEOUT)
@@ -366,7 +359,10 @@ def _address_of(found: EndedJob | Running) -> Address:
         raise LaunchError(f"cannot ask the other nodes: {silence}") from None
     if store.get("password"):
         os.environ[_PASSWORD] = str(store["password"])
-    return Address(**{name: str(store[name]) for name in ("master", "job", "token")})
+    address = Address(**{name: str(store[name]) for name in ("master", "job", "token")})
+    if secret and not address.token and where.node is None:
+        return None
+    return Nodes(address, where, own)
 
 
 def nodes_at(where: Where) -> Nodes:

@@ -387,12 +387,9 @@ class Top(App[int]):
             elif isinstance(screen, Tables) and screen.is_mounted:
                 screen.show(self._status)
             elif isinstance(screen, Details) and screen.is_mounted:
-                self._show_details(screen)
-
-    def _show_details(self, screen: Details) -> None:
-        for each in self._processes.all:
-            if each.key == screen.one.key:
-                screen.take(each)
+                for each in self._processes.all:
+                    if each.key == screen.one.key:
+                        screen.take(each)
 
     def _heading(self) -> list[Text]:
         status, width = self._status, self.size.width

@@ -112,8 +112,11 @@ def command(
             nodes.ask("stacks", {"role": role, "rank": rank, "timeout": timeout}, timeout + _MORE)
         if running is not None and here:
             try:
-                own, hint = _taken_here(running, role, rank, timeout)
-                taken += own
+                own = own_rank(running)
+                there = [replace(each, node=own) for each in targets(running, role, rank, "stacks")]
+                found = collect(there, timeout, find_pyspy())
+                taken += found.processes
+                hint = found.hint
             except (NoSuchProcessError, NoneRunsError):
                 if where.here:
                     return NO_SUCH_PROCESS
@@ -129,16 +132,6 @@ def command(
     if hint:
         remark(f"fleetrun: {hint}")
     return missing or (INCOMPLETE if hint else 0)
-
-
-def _taken_here(
-    running: Running, role: str | None, rank: str | None, timeout: float
-) -> tuple[Sequence[Taken], str]:
-    """Return the stacks on this node, and a hint that would give more of them. Raises LaunchError."""
-    own = own_rank(running)
-    there = [replace(each, node=own) for each in targets(running, role, rank, "stacks")]
-    found = collect(there, timeout, find_pyspy())
-    return found.processes, found.hint
 
 
 def _show(

@@ -94,11 +94,18 @@ def status_fields(
     if store:
         activity = CurrentActivity(f"waiting for {store['name']}{_time_left(store)}")
     elif waiting:
-        activity = _waiting_for_nodes(waiting)
+        missing = waiting["missing"]
+        names = ", ".join(missing[:_MISSING_NODES_SHOWN])
+        names += " ..." if len(missing) > _MISSING_NODES_SHOWN else ""
+        activity = CurrentActivity(
+            f"{waiting['present']} of {waiting['wanted']} nodes, waiting for {names or 'more'}"
+            f"{_time_left(waiting)}"
+        )
     elif (stopping_for or 0.0) >= _STOP_SHOWN_AFTER:
         activity = _waiting_for_ends(containers, stopping_for or 0.0)
     else:
-        activity = _first_activity([*trainers, *containers])
+        found = next((each["activity"] for each in [*trainers, *containers] if each["activity"]), None)
+        activity = CurrentActivity(found["what"], found["done"], found["of"]) if found else None
     losses = (each["loss"] for each in (newest, *trainers) if each)
     return StatusFields(
         elapsed=status["elapsed"],
@@ -129,11 +136,6 @@ def _processes_up(containers: Sequence[Fields]) -> tuple[tuple[str, int, int], .
     return tuple((role, sum(each["pid"] is not None for each in group), len(group)) for role, group in groups)
 
 
-def _first_activity(containers: Sequence[Fields]) -> CurrentActivity | None:
-    found = next((each["activity"] for each in containers if each["activity"]), None)
-    return CurrentActivity(found["what"], found["done"], found["of"]) if found else None
-
-
 def _waiting_for_ends(containers: Sequence[Fields], seconds: float) -> CurrentActivity | None:
     alive = [each for each in containers if each["pid"] is not None]
     if not alive:
@@ -141,16 +143,6 @@ def _waiting_for_ends(containers: Sequence[Fields], seconds: float) -> CurrentAc
     role = {"ps": "server"}.get(alive[0]["role"], alive[0]["role"])
     names = f"{role} {alive[0]['rank']}" if len(alive) == 1 else f"{len(alive)} processes"
     return CurrentActivity(f"waiting for {names} to end, {format_duration(seconds)}")
-
-
-def _waiting_for_nodes(waiting: Fields) -> CurrentActivity:
-    missing = waiting["missing"]
-    names = ", ".join(missing[:_MISSING_NODES_SHOWN])
-    names += " ..." if len(missing) > _MISSING_NODES_SHOWN else ""
-    return CurrentActivity(
-        f"{waiting['present']} of {waiting['wanted']} nodes, waiting for {names or 'more'}"
-        f"{_time_left(waiting)}"
-    )
 
 
 def _time_left(waiting: Fields) -> str:

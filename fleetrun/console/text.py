@@ -271,29 +271,21 @@ def parse_tail(lines: list[str]) -> Tail:
     if not starts:
         return Tail(tuple(lines))
     first = starts[-1]
-    prefix = _prefix(lines, first)
+    # Every line of the traceback may have a prefix, such as `[rank0]: ` of torch.distributed.
+    prefix = lines[first].removesuffix(_TRACEBACK)
+    if not prefix.strip(" |") or not "".join(lines[first + 1 : first + 2]).startswith(prefix):
+        prefix = ""
     bare = [line.removeprefix(prefix) for line in lines]
-    end = _end_of_traceback(bare, first)
+    # Find the end of the line that names the exception, or of the whole exception group.
+    end = first + 1
+    while end < len(bare) and (bare[end].startswith(" ") or not bare[end]):
+        end += 1
+    end = min(len(bare), end + (bare[first][0] != " "))
     for start in reversed(starts[:-1]):
         if not any(re.match(_CONTINUES, line) for line in bare[start:first]):
             break
         first = start
     return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(bare[end:]))
-
-
-def _prefix(lines: list[str], start: int) -> str:
-    """Return the prefix of every line of the traceback, such as `[rank0]: ` of torch.distributed."""
-    prefix = lines[start].removesuffix(_TRACEBACK)
-    follows = "".join(lines[start + 1 : start + 2])
-    return prefix if prefix.strip(" |") and follows.startswith(prefix) else ""
-
-
-def _end_of_traceback(lines: list[str], start: int) -> int:
-    """Return the index after the line that names the exception, or after the whole exception group."""
-    end = start + 1
-    while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
-        end += 1
-    return min(len(lines), end + (lines[start][0] != " "))
 
 
 # ---- Secrets in environment variables. Every listing of an environment goes through `masked`.

@@ -245,7 +245,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: object) -> None:
-        self._drop_oldest()
+        # Disconnect the oldest client if there are too many. Its thread ends after the shutdown of its
+        # socket.
+        with self._lock:
+            if len(self._clients) >= _MOST_CLIENTS:
+                with contextlib.suppress(OSError):  # the client has disconnected
+                    next(iter(self._clients)).shutdown(socket.SHUT_RDWR)
         self._slots.acquire()
         with self._lock:
             self._clients[request] = None
@@ -268,15 +273,6 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect, which is not an error."""
-
-    def _drop_oldest(self) -> None:
-        """Disconnect the oldest client if there are too many. Its thread ends after the shutdown of its
-        socket.
-        """
-        with self._lock:
-            if len(self._clients) >= _MOST_CLIENTS:
-                with contextlib.suppress(OSError):  # the client has disconnected
-                    next(iter(self._clients)).shutdown(socket.SHUT_RDWR)
 
 
 def serve(

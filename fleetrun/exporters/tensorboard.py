@@ -184,15 +184,6 @@ class ChangedScalars:
         """
         self._reports += 1
         step = int(line["step"]) if line["step"] is not None else self._reports
-        scalars = self._scalars_of(line)
-        new = {tag: value for tag, value in scalars.items() if self._written.get(tag) != (step, value)}
-        if not new:
-            return None
-        self._written |= {tag: (step, value) for tag, value in new.items()}
-        restart, self._restart = self._restart, False
-        return ScalarPoint(step, new, restart)
-
-    def _scalars_of(self, line: Line) -> dict[str, float]:
         values = bounded(line["values"], {name: None for name in self._written if name not in (LOSS, RATE)})
         self.refused |= len(values) < len(line["values"])
         if line["loss"] is not None:
@@ -202,7 +193,12 @@ class ChangedScalars:
         written = line["step"] is not None and known is not None and known[0] == line["step"]
         if line["rate"] is not None and not written:
             values[RATE] = line["rate"]
-        return values
+        new = {tag: value for tag, value in values.items() if self._written.get(tag) != (step, value)}
+        if not new:
+            return None
+        self._written |= {tag: (step, value) for tag, value in new.items()}
+        restart, self._restart = self._restart, False
+        return ScalarPoint(step, new, restart)
 
 
 class EventFile:

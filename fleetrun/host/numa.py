@@ -30,7 +30,11 @@ def bound_cores(
 
     The bindings mean what torchrun documents (torch.numa.binding.AffinityMode).
     """
-    addresses = _pci_addresses(root)
+    # The PCI address of each GPU, by its number and by its UUID. The kernel's driver lists GPUs in the order
+    # of their PCI addresses.
+    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
+    addresses = {str(number): path.name for number, path in enumerate(listed)}
+    addresses |= {uuid: path.name for path in listed if (uuid := _uuid(path / "information"))}
     node_of = {id_: _node(root, addresses.get(id_, "unknown")) for id_ in {*ids, *chosen}}
 
     def cores(id_: str) -> _Cores:
@@ -55,15 +59,6 @@ def bound_cores(
         return own
 
     return tuple(map(cores, chosen))
-
-
-def _pci_addresses(root: Path) -> dict[str, str]:
-    """Return the PCI address of each GPU, by its number and by its UUID. The kernel's driver lists GPUs in
-    the order of their PCI addresses.
-    """
-    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
-    addresses = {str(number): path.name for number, path in enumerate(listed)}
-    return addresses | {uuid: path.name for path in listed if (uuid := _uuid(path / "information"))}
 
 
 def _uuid(information: Path) -> str:

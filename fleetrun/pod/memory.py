@@ -131,7 +131,10 @@ class MemoryStore:
                 self._keep(_name(asked["keep"]), given)
                 return {}, []
             if "give" in asked:
-                return self._give(_name(asked["give"]), _name(asked.get("after", "")))
+                prefix, after = _name(asked["give"]), _name(asked.get("after", ""))
+                names = sorted(name for name in self._kept if name.startswith(prefix) and name > after)
+                now = names[:MEMORY_AT_ONCE]
+                return {"names": now, "more": len(names) > len(now)}, [self._kept[name] for name in now]
             if "drop" in asked:
                 self._drop(_name(asked["drop"]))
                 return {}, []
@@ -149,11 +152,6 @@ class MemoryStore:
         elif len(self._kept) >= min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
             raise _Refused(f"the limit of {len(self._kept)} pieces of memory is reached")
         self._kept[name] = given.pop()
-
-    def _give(self, prefix: str, after: str) -> tuple[Document, list[int]]:
-        names = sorted(name for name in self._kept if name.startswith(prefix) and name > after)
-        now = names[:MEMORY_AT_ONCE]
-        return {"names": now, "more": len(names) > len(now)}, [self._kept[name] for name in now]
 
     def _drop(self, name: str) -> None:
         if name in self._kept:

@@ -340,7 +340,11 @@ class Contents:
         if self._optimizer is not None:
             self._optimizer.take(manifest.parts["optimizer"], tensors)
         put_values(self._state, from_json(manifest.parts["state"]))
-        _set_random_state(tensors)
+        for key, value in tensors.items():
+            if key.startswith("random.") and key.endswith(".cpu"):
+                torch.set_rng_state(value)
+            elif key.startswith("random."):
+                torch.cuda.set_rng_state(value)
 
     def _model_tensors(self) -> Tensors:
         found = self._model.state_dict()
@@ -359,11 +363,3 @@ def _random_state(rank: int) -> Tensors:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         found[f"random.{rank}.cuda"] = torch.cuda.get_rng_state()
     return found
-
-
-def _set_random_state(tensors: Tensors) -> None:
-    for key, value in tensors.items():
-        if key.startswith("random.") and key.endswith(".cpu"):
-            torch.set_rng_state(value)
-        elif key.startswith("random."):
-            torch.cuda.set_rng_state(value)

@@ -127,7 +127,12 @@ class ClickModel:
         ids = np.empty((rows, SLOTS), np.int64)
         for slot, shares in enumerate(self._shares):
             rank = np.searchsorted(shares, random.random(rows))
-            categories[:, slot] = _category(slot, rank)
+            # An unordered number for each rank, unique within a slot. Each step can be undone, because it
+            # uses odd multipliers and shifted exclusive ors, modulo 2 ** 32.
+            bits = (rank.astype(np.uint64) + np.uint64((slot + 1) * 0x9E3779B1)).astype(np.uint32)
+            bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
+            bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+            categories[:, slot] = bits ^ (bits >> np.uint32(16))
             ids[:, slot] = feature_signs(slot, categories[:, slot])
             ids[random.random(rows) < self.missing, slot] = 0
             logit += np.where(ids[:, slot] != 0, spreads[slot] * _normal(self.seed, ids[:, slot]), 0)
@@ -167,17 +172,6 @@ def feature_signs(slot: int, categories: Categories) -> Ids:
     salted = categories.astype(np.uint64) | np.uint64((slot + 1) << 33)
     signs: Ids = np.maximum(_mixed(salted) >> np.uint64(1), np.uint64(1)).astype(np.int64)
     return signs
-
-
-def _category(slot: int, rank: npt.NDArray[np.intp]) -> Categories:
-    """Return an unordered number for each rank, unique within a slot.
-
-    Each step can be undone, because it uses odd multipliers and shifted exclusive ors, modulo 2 ** 32.
-    """
-    bits = (rank.astype(np.uint64) + np.uint64((slot + 1) * 0x9E3779B1)).astype(np.uint32)
-    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return bits ^ (bits >> np.uint32(16))
 
 
 def _normal(seed: int, ids: Ids) -> Doubles:

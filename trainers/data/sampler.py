@@ -206,22 +206,19 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
         for first in range(0, len(left) - size + 1, size):
             batch = left[first : first + size]
             if self._lengths is not None:
-                batch = self._balanced(batch, self._lengths[batch])
+                # The samples of the batch, part by part. The longest sample goes first, to the part with the
+                # smallest sum.
+                lengths = self._lengths[batch]
+                ends = [part * len(batch) // self._trainers for part in range(self._trainers + 1)]
+                parts = [(0.0, part) for part in range(self._trainers)]
+                places: list[list[int]] = [[] for _ in parts]
+                for place in (-lengths).argsort(kind="stable").tolist():
+                    total, part = heapq.heappop(parts)
+                    places[part].append(place)
+                    if len(places[part]) < ends[part + 1] - ends[part]:
+                        heapq.heappush(parts, (total + lengths[place], part))
+                batch = np.take(batch, np.concatenate([sorted(part) for part in places]))
             yield batch[low:high].tolist()
-
-    def _balanced(self, batch: NDArray[np.int64], lengths: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the samples of a batch, part by part. The longest sample goes first, to the part with the
-        smallest sum.
-        """
-        ends = [part * len(batch) // self._trainers for part in range(self._trainers + 1)]
-        parts = [(0.0, part) for part in range(self._trainers)]
-        places: list[list[int]] = [[] for _ in parts]
-        for place in (-lengths).argsort(kind="stable").tolist():
-            total, part = heapq.heappop(parts)
-            places[part].append(place)
-            if len(places[part]) < ends[part + 1] - ends[part]:
-                heapq.heappush(parts, (total + lengths[place], part))
-        return np.take(batch, np.concatenate([sorted(part) for part in places]))
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield the loader's batches, and count each as used when it is yielded."""

@@ -410,25 +410,22 @@ class Meter:
                 # the next report contains the step too
                 all(map(self._channel.send, encode_reports(fields, {})))
             else:
-                self._send_report(self._channel)
+                self._news = False
+                numbers = self._reader.read(self._given)
+                values = {name: number for name, number in numbers.items() if name != _LOSS}
+                fields = self._report_with(**self._state())
+                for each in self._activities[-1:]:
+                    each.reported = True
+                if _LOSS in numbers:
+                    fields["loss"] = numbers[_LOSS]
+                if self._saved:
+                    fields["saved"] = True
+                if not all(self._channel.send(datagram) for datagram in encode_reports(fields, values)):
+                    self._news = True
+                    for name, number in numbers.items():
+                        self._given.setdefault(name, number)
         finally:
             self._lock.release()
-
-    def _send_report(self, channel: Channel) -> None:
-        self._news = False
-        numbers = self._reader.read(self._given)
-        values = {name: number for name, number in numbers.items() if name != _LOSS}
-        fields = self._report_with(**self._state())
-        for each in self._activities[-1:]:
-            each.reported = True
-        if _LOSS in numbers:
-            fields["loss"] = numbers[_LOSS]
-        if self._saved:
-            fields["saved"] = True
-        if not all(channel.send(datagram) for datagram in encode_reports(fields, values)):
-            self._news = True
-            for name, number in numbers.items():
-                self._given.setdefault(name, number)
 
     def _report_with(self, **more: object) -> Document:
         """Return the fields of every report, with `more` added."""

@@ -67,30 +67,27 @@ class ServerRuntime(Runtime):
                 "tables and parameters in it, or neither."
             )
         with _enough_memory():
-            self._server = self._make_server(dirname, var_names)
-
-    def _make_server(self, dirname: str | None, var_names: Sequence[str] | None) -> Server:
-        identity, configs = self.identity, self.strategy.ps()
-        if dirname is not None:  # raises early without saved tables, or without these names
-            open_saves(dirname).only(var_names or ())
-        warm_up_server()
-        return Server(
-            ServerPlan(
-                endpoints=identity.servers,
-                index=identity.index,
-                trainers=identity.worker_num,
-                sync=not self.strategy.a_sync,
-                configs=configs,
-                max_staleness=self.strategy.asynchronous().max_staleness,
-                settings=self.strategy.agreed(),
-                start=start_of(identity.trainers),
-                keys=keys_of(os.environ),
-                load_from=dirname,
-                load_only=var_names,
-                durable_dir=Path(configs.durability_dir or identity.scratch),
-            ),
-            progress.meter.tables if progress.meter.listened_to else None,
-        )
+            identity, configs = self.identity, self.strategy.ps()
+            if dirname is not None:  # raises early without saved tables, or without these names
+                open_saves(dirname).only(var_names or ())
+            warm_up_server()
+            self._server = Server(
+                ServerPlan(
+                    endpoints=identity.servers,
+                    index=identity.index,
+                    trainers=identity.worker_num,
+                    sync=not self.strategy.a_sync,
+                    configs=configs,
+                    max_staleness=self.strategy.asynchronous().max_staleness,
+                    settings=self.strategy.agreed(),
+                    start=start_of(identity.trainers),
+                    keys=keys_of(os.environ),
+                    load_from=dirname,
+                    load_only=var_names,
+                    durable_dir=Path(configs.durability_dir or identity.scratch),
+                ),
+                progress.meter.tables if progress.meter.listened_to else None,
+            )
 
     def run_server(self) -> None:
         if self._server is None:

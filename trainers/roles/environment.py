@@ -44,7 +44,13 @@ def paddle_identity(environ: Environ) -> Identity:
         raise NotSupportedError(f"TRAINING_ROLE is {role!r}; trainers supports TRAINER and PSERVER")
     if environ.get("TRAINING_ROLE"):
         found.text(_PADDLE_SERVERS)  # only jobs with servers have roles
-    count = _trainers_num(found, trainers)
+    count = found.number("PADDLE_TRAINERS_NUM", len(trainers) or None)
+    if trainers and count != len(trainers):
+        raise UsageError(
+            f"PADDLE_TRAINERS_NUM is {count}, but {_PADDLE_TRAINERS} has {len(trainers)} endpoints"
+        )
+    if not count:
+        raise UsageError("PADDLE_TRAINERS_NUM is 0; it must be at least 1")
     index = _server_index(found, servers) if role == "PSERVER" else _trainer_index(found, trainers, count)
     return Identity(
         index=index,
@@ -60,17 +66,6 @@ def paddle_identity(environ: Environ) -> Identity:
         restart_count=found.number("PADDLE_RESTART_COUNT", 0),
         source=PADDLES_LAUNCHER,
     )
-
-
-def _trainers_num(found: Variables, trainers: Strings) -> int:
-    count = found.number("PADDLE_TRAINERS_NUM", len(trainers) or None)
-    if trainers and count != len(trainers):
-        raise UsageError(
-            f"PADDLE_TRAINERS_NUM is {count}, but {_PADDLE_TRAINERS} has {len(trainers)} endpoints"
-        )
-    if not count:
-        raise UsageError("PADDLE_TRAINERS_NUM is 0; it must be at least 1")
-    return count
 
 
 def _trainer_index(found: Variables, trainers: Strings, count: int) -> int:

@@ -83,15 +83,6 @@ def _check_files(address: EtcdAddress) -> None:
         ) from None
 
 
-def session_with(address: EtcdAddress) -> requests.Session:
-    """Return an HTTP session with the certificates of the address."""
-    session = requests.Session()
-    session.trust_env = False  # ignores proxies, certificates and .netrc in the environment
-    session.verify = address.cacert or True
-    session.cert = (address.cert, address.key) if address.key else address.cert or None
-    return session
-
-
 def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Client:
     host, port = split_endpoint(endpoint)
     return Etcd3Client(host, port, "https" if secure else "http", api_path=_API, session=session)
@@ -279,8 +270,12 @@ class Client:
         self.deadline: float | None = None
         self._access = access
         self._names = access.address.endpoints
-        self._session = session_with(access.address)
-        self._members = [member_at(name, access.address.secure, self._session) for name in self._names]
+        address = access.address
+        self._session = requests.Session()
+        self._session.trust_env = False  # ignores proxies, certificates and .netrc in the environment
+        self._session.verify = address.cacert or True
+        self._session.cert = (address.cert, address.key) if address.key else address.cert or None
+        self._members = [member_at(name, address.secure, self._session) for name in self._names]
         self._at = first % len(self._members)
 
     def ask(self, path: str, body: Body, *, repeat: bool = True) -> Body:

@@ -397,7 +397,13 @@ class Runner:
                 return False
             found = self._complete(self._own)
             if found is False:
-                self._note_complete()
+                # Mark the cluster complete if each listed node has a member that has started.
+                client = self._client(self._own)
+                with suppress(Unreachable, Rejected, LaunchError):
+                    members = client.ask("/cluster/member/list", {})["members"]
+                    listed = {self._name(each) for each in self._endpoints}
+                    if {each.get("name") for each in members} == listed:
+                        client.ask("/kv/put", wire.complete(self._job))
                 # The other cluster had not answered when this one started. Check this cluster again, because
                 # another member may have marked it complete meanwhile.
                 others = (each for each in self._endpoints if each != self._own)
@@ -408,14 +414,6 @@ class Runner:
             elif time.monotonic() - last_seen > _STRANDED + (self._lease if complete else 0.0):
                 return False
         return True
-
-    def _note_complete(self) -> None:
-        """Mark the cluster complete if each listed node has a member that has started."""
-        client = self._client(self._own)
-        with suppress(Unreachable, Rejected, LaunchError):
-            members = client.ask("/cluster/member/list", {})["members"]
-            if {each.get("name") for each in members} == {self._name(each) for each in self._endpoints}:
-                client.ask("/kv/put", wire.complete(self._job))
 
     def _complete(self, member: str) -> bool | None:
         """Return True if the member's cluster is complete, or None if the member is missing or without a

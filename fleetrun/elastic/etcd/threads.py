@@ -166,7 +166,11 @@ class Worker:
 
     def _step(self) -> None:
         if not self._lease:
-            self._grant()
+            self._check(self._client)
+            sent = time.monotonic()
+            answer = self._client.ask("/lease/grant", {"TTL": self._seconds, "ID": 0})
+            self._lease = str(answer["ID"])
+            self._lease_kept(sent, fresh=True)
         elif self._failing or time.monotonic() >= self._renew_at:
             self._renew()
         else:
@@ -175,13 +179,6 @@ class Worker:
                 self._changed.wait_for(lambda: self._requests or self._until is not None, patience)
             if self._requests:
                 self._send(self._requests[0])
-
-    def _grant(self) -> None:
-        self._check(self._client)
-        sent = time.monotonic()
-        answer = self._client.ask("/lease/grant", {"TTL": self._seconds, "ID": 0})
-        self._lease = str(answer["ID"])
-        self._lease_kept(sent, fresh=True)
 
     def _renew(self) -> None:
         sent = time.monotonic()

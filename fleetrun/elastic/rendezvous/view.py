@@ -209,7 +209,11 @@ class View:
             if key == records.ROUND_KEY:
                 self._note_round(records.read_round(entry.value), entry, now)
             elif key == records.LEADER_KEY:
-                self._note_leader(entry, now)
+                leader = entry.value.decode(errors="replace")
+                if leader == self.me and self.leader != leader:
+                    self.led_since = now
+                self.leader, self.leaderless_since = leader, None
+                self.leader_created, self.leader_revision = entry.created, entry.revision
             elif key == records.CENSUS_KEY:
                 self.census, self.census_since = records.read_census(entry.value), now
             elif folder == "nodes":
@@ -239,13 +243,6 @@ class View:
         still = self.rewound and not round_.topology
         self.rewound = still or entry.revision < self._round_seen
         self.round, self.round_revision, self.round_since = round_, entry.revision, now
-
-    def _note_leader(self, entry: Entry, now: float) -> None:
-        leader = entry.value.decode(errors="replace")
-        if leader == self.me and self.leader != leader:
-            self.led_since = now
-        self.leader, self.leaderless_since = leader, None
-        self.leader_created, self.leader_revision = entry.created, entry.revision
 
     def _note_node(self, id_: str, node: Node, entry: Entry, now: float) -> None:
         if node.id != id_:

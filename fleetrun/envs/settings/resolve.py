@@ -245,18 +245,17 @@ def _engine_choices(choices: Choices, environ: Environ, engine_values: EngineVal
             parsed_value = parsed(option, value.origin, value.text)
             found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
     if "nnodes" in found and "spares" in choices:
-        found["nnodes"] = _without_spares(found["nnodes"], choices["spares"])
-    return found
-
-
-def _without_spares(nodes: Choice, spares: Choice) -> Choice:
-    """Subtract the spares, because a scheduler counts all nodes that it started."""
-    fewest, most = (number - spares.value for number in nodes.value)
-    if fewest < 1:
-        raise UsageError(
-            f"{spares}: all {nodes.text} nodes ({nodes.origin}) belong to the job, so none can be a spare"
+        # Subtract the spares, because a scheduler counts all nodes that it started.
+        nodes, spares = found["nnodes"], choices["spares"]
+        fewest, most = (number - spares.value for number in nodes.value)
+        if fewest < 1:
+            raise UsageError(
+                f"{spares}: all {nodes.text} nodes ({nodes.origin}) belong to the job, so none can be a spare"
+            )
+        found["nnodes"] = replace(
+            nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most))))
         )
-    return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
+    return found
 
 
 def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItems:

@@ -234,13 +234,6 @@ def remove_snapshots_before(folder: Path, number: int) -> None:
             shutil.rmtree(path)
 
 
-def remove_unfinished_snapshots(folder: Path) -> None:
-    """Remove unfinished snapshots that crashes have left. Raises OSError."""
-    for _, path in _snapshot_paths(folder):
-        if not (path / MANIFEST).exists():
-            shutil.rmtree(path)
-
-
 def _snapshot_path(folder: Path, number: int) -> Path:
     return folder / f"{_SNAPSHOT_PREFIX}{number:020d}"
 
@@ -281,7 +274,10 @@ class DurableFolder:
             with contextlib.ExitStack() as undo:
                 undo.callback(self.close)
                 claim_folder(self._folder, Owner(job, server, journal=fsync is not None))
-                remove_unfinished_snapshots(self._folder)
+                # Remove unfinished snapshots that crashes have left. Raises OSError.
+                for _, path in _snapshot_paths(self._folder):
+                    if not (path / MANIFEST).exists():
+                        shutil.rmtree(path)
                 self.snapshot = newest_snapshot(self._folder)
                 self._number = 0 if self.snapshot is None else self.snapshot.number
                 if fsync is not None:

@@ -104,7 +104,16 @@ def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> 
         (length,) = _LENGTH.unpack_from(blob)
         messages = list(_unpacked(blob[_LENGTH.size + length :]))
         if isinstance(steps, SyncSteps):
-            _load_sync(steps, messages)
+            before, *pending = messages
+            gradients = _gradients(before.parts)
+            steps.before = Overlay(
+                {each.table: each.values for each in gradients if each.keys is None},
+                [each for each in gradients if each.keys is not None],
+            )
+            steps.pushes = StepPushes()
+            for message in pending:
+                overflowed = message.code is Code.NOT_FINITE
+                steps.pushes.add(message.rank, None if overflowed else _gradients(message.parts))
     except (struct.error, KeyError, TypeError, ValueError, WireError) as error:
         raise StateError(f"the state cannot be read: {error!r}") from error
 
@@ -160,19 +169,6 @@ def _dump_sync(steps: SyncSteps) -> list[Message]:
         for rank, push in steps.pushes.by_rank.items()
     ]
     return [Message(kind=Kind.DATA, parts=tuple(before)), *pending]
-
-
-def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
-    before, *pending = messages
-    gradients = _gradients(before.parts)
-    steps.before = Overlay(
-        {each.table: each.values for each in gradients if each.keys is None},
-        [each for each in gradients if each.keys is not None],
-    )
-    steps.pushes = StepPushes()
-    for message in pending:
-        overflowed = message.code is Code.NOT_FINITE
-        steps.pushes.add(message.rank, None if overflowed else _gradients(message.parts))
 
 
 def _parts(gradient: Gradient) -> list[Part]:

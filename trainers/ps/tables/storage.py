@@ -331,14 +331,24 @@ class Storage:
     def grow(self, needs: int, rows: int) -> None:
         """Provide what the kernels need to insert `rows` more rows. Raises FullError if memory is missing."""
         if needs == NEEDS_DIRECTORY:
-            self._double_directory()
+            depth = int(self.index.numbers[DEPTH])
+            if depth == DEEPEST:
+                raise FullError(f"the index of a table is full at {len(self)} rows. Start more servers")
+            self._set_index(directory=np.repeat(self.index.directory, 2))
+            self.index.numbers[DEPTH] = depth + 1
         elif needs == NEEDS_ROOM:
             total = len(self) + rows
             self._make_room(total)
             fit = min(self._flags.size, self._records.size // (self.stride * _PLACE), MAX_ROWS)
             self._make_room(max(total, min(total + _ROWS_AHEAD, fit)))  # so that growth is rarely needed
         else:
-            self._more_segments()
+            segments = int(self.index.numbers[SEGMENTS])
+            self._entries.grow((segments + 1) * SEGMENT * _WORD)
+            fill, depths = self.index.fill, self.index.depths
+            if segments == len(fill):
+                fill, depths = np.append(fill, np.zeros_like(fill)), np.append(depths, np.zeros_like(depths))
+            entries = self._entries.words.view(np.uint64)
+            self._set_index(entries=entries, fill=fill, depths=depths)
 
     def has_room(self, rows: int) -> bool:
         """Return True if so many new rows certainly fit into the reserved memory.
@@ -416,22 +426,6 @@ class Storage:
         self._entries.expect(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
         self._records.expect(size)
         self._room = self._line[ROOM] = max(self._room, rows)
-
-    def _double_directory(self) -> None:
-        depth = int(self.index.numbers[DEPTH])
-        if depth == DEEPEST:
-            raise FullError(f"the index of a table is full at {len(self)} rows. Start more servers")
-        self._set_index(directory=np.repeat(self.index.directory, 2))
-        self.index.numbers[DEPTH] = depth + 1
-
-    def _more_segments(self) -> None:
-        segments = int(self.index.numbers[SEGMENTS])
-        self._entries.grow((segments + 1) * SEGMENT * _WORD)
-        fill, depths = self.index.fill, self.index.depths
-        if segments == len(fill):
-            fill, depths = np.append(fill, np.zeros_like(fill)), np.append(depths, np.zeros_like(depths))
-        entries = self._entries.words.view(np.uint64)
-        self._set_index(entries=entries, fill=fill, depths=depths)
 
 
 # ---- Cuts show a table as of one moment, while training continues.
@@ -562,7 +556,12 @@ class Cut(SparseCut):
         self._storage, self._changed, self._ended = storage, changed, ended
         self._states, self._row_states = states, row_states
         self._floors = storage.floors()
-        self._images, self._image_of = _room_for(self.rows, storage.stride)
+        # Address space for an image of every row, and for the number of each row's image.
+        sizes = (_PLACE * self.rows * storage.stride, 4 * self.rows)
+        arenas = [Arena(size if reservation() else 0) for size in sizes]
+        for arena, size in zip(arenas, sizes, strict=True):
+            arena.grow(size)
+        self._images, self._image_of = arenas
         self._open = True
         storage.begin_cut(self._images.words.view(np.float32), self._image_of.words.view(np.uint32))
         self.expect(0)
@@ -627,12 +626,3 @@ class Cut(SparseCut):
         if self._open:
             self._open = False
             self._ended(saved and int(self._storage.rows.cut[READ]) == self.rows)
-
-
-def _room_for(rows: int, stride: int) -> tuple[Arena, Arena]:
-    """Return address space for an image of every row, and for the number of each row's image."""
-    sizes = (_PLACE * rows * stride, 4 * rows)
-    arenas = tuple(Arena(size if reservation() else 0) for size in sizes)
-    for arena, size in zip(arenas, sizes, strict=True):
-        arena.grow(size)
-    return arenas[0], arenas[1]

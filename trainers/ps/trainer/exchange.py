@@ -520,21 +520,18 @@ class SyncExchange(Exchange):
         else:
             self._dense.notice()
             self._dense.add_written(push)
-            self._add_gradients(push)
+            begin_fetch(self._groups)
+            self._dense.add_push(push, self._dense.gradients())
+            for group in self._groups:
+                gradient = group.take_gradients()
+                if gradient is not None:
+                    group.add_push(push, gradient)
         self._dense.add_wants(push)
         row_requests = unsent_training(self._groups)
         add_row_requests(push, row_requests)
         requests = push_requests(push, self.step, overflow=overflow)
         self.start(self.step + 1)
         self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
-
-    def _add_gradients(self, push: Sequence[list[Part]]) -> None:
-        begin_fetch(self._groups)
-        self._dense.add_push(push, self._dense.gradients())
-        for group in self._groups:
-            gradient = group.take_gradients()
-            if gradient is not None:
-                group.add_push(push, gradient)
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """Prepare rows. In training, the next push requests them. In evaluation, they are requested here."""

@@ -163,7 +163,12 @@ class ServedWeight(Parameter):
             with without_overrides():
                 return func(*args, **options)
         if name in _HOOKS:
-            cls._check_hook(args[0], name)
+            weight = args[0]
+            if weight.collected is None:
+                raise _without_rows(name)
+            if not weight.bounded:
+                weight.sparse(torch.empty(0), torch.empty(0))  # this call raises
+            weight.collected.return_gradients()
             args = args[0], _where_reached(*args)
         elif name in _MOVES:
             return _unmoved(func, name, args, options)
@@ -178,14 +183,6 @@ class ServedWeight(Parameter):
             result = func(*args, **options)
             # Arithmetic on `weight.data` and the like would need the rows too.
             return result.as_subclass(cls) if type(result) is Tensor else result
-
-    @staticmethod
-    def _check_hook(weight: ServedWeight, name: str) -> None:
-        if weight.collected is None:
-            raise _without_rows(name)
-        if not weight.bounded:
-            weight.sparse(torch.empty(0), torch.empty(0))  # this call raises
-        weight.collected.return_gradients()
 
 
 def _where_reached(weight: ServedWeight, hook: Callable[[T], object]) -> Callable[[T | None], object]:
