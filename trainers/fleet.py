@@ -12,7 +12,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import torch
 from torch.amp import GradScaler
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.serving.program import Inputs
 
-    Runtime: TypeAlias = CollectiveRuntime | ServerRuntime | TrainerRuntime
+    Runtime = CollectiveRuntime | ServerRuntime | TrainerRuntime
 
 C = TypeVar("C", bound=Callable[..., object])
 

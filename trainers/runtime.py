@@ -5,7 +5,6 @@ and argument checks that the runtimes share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from torch import Tensor
 from torch.nn import Module
@@ -15,11 +14,11 @@ from trainers.errors import UsageError
 from trainers.roles.identity import Identity
 from trainers.strategy import DistributedStrategy
 
-Tensors: TypeAlias = Tensor | Sequence[Tensor]
-Ids: TypeAlias = Tensors | Mapping[Module, Tensors]
+Tensors = Tensor | Sequence[Tensor]
+Ids = Tensors | Mapping[Module, Tensors]
 """The tensors with which embeddings will be called, by module. One embedding needs no module."""
 
-StandIns: TypeAlias = dict[Module, Module]
+StandIns = dict[Module, Module]
 """Ordinary modules with the current values, in place of modules whose values are on servers."""
 
 

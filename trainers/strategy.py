@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
@@ -126,7 +126,7 @@ def check_off(name: str, value: object) -> None:
 
 DENSE = ("servers", "allreduce")
 
-Configs: TypeAlias = Fields
+Configs = Fields
 _NONE: Configs = MappingProxyType({})
 
 

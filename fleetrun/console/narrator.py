@@ -185,8 +185,9 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
         if (number := sum(each.role is role for each in spec.containers))
     )
     named = f"{kind} {_shortened(','.join(devices))}"
-    where = named if spec.binds_devices else f"{named}, not bound to any process"
-    where = where if devices else "CPU"
+    if not any(name.startswith("FLAGS_selected_") for each in spec.containers for name in each.env):
+        named += ", not bound to any process"
+    where = named if devices else "CPU"
     return f"{counts} of {script} on {where}; logs: {logs_pattern(spec, log_dir)}"
 
 

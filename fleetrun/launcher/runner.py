@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 
 from fleetrun.console.console import Console
@@ -115,7 +114,8 @@ class PodRunner:
             inspect=self._session.ranks.inspect,
             ready=start_cold if warm is None else warm.ready,
             sweep=partial(end_descendants, but=self._session.companions),
-            ask=partial(_ask_strays, self._session.companions),
+            # The launcher's helper processes, which lead their own groups, are no strays.
+            ask=lambda groups: ask_strays({*groups, *self._session.companions}),
             end_marked=partial(kill_marked, but=self._session.companions),
         )
         self._pod = pod
@@ -199,11 +199,6 @@ class PodRunner:
             self._console.warning(
                 f"--log_rotate could not shorten {path}: its file system cannot remove blocks from a file"
             )
-
-
-def _ask_strays(companions: Collection[int], groups: Collection[int]) -> None:
-    """Ask stray processes to end, except the launcher's helper processes, which lead their own groups."""
-    ask_strays({*groups, *companions})
 
 
 def announce(spec: PodSpec, console: Console) -> None:

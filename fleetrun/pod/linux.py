@@ -96,7 +96,7 @@ def enclose_in_cgroup(launcher: int) -> None:
     here = _own_cgroup()
     if here is None:
         return
-    group = here / _cgroup_name(os.getpid())
+    group = here / f"{_CGROUP_PREFIX}{os.getpid()}"
     with suppress(OSError):
         group.mkdir()
         _write_number(group / "cgroup.procs", launcher)
@@ -105,7 +105,7 @@ def enclose_in_cgroup(launcher: int) -> None:
 def kill_cgroup(guard: int) -> None:
     """End every process of the run's group except this one, which leaves the group first."""
     here = _own_cgroup()
-    if here is None or here.name != _cgroup_name(guard):
+    if here is None or here.name != f"{_CGROUP_PREFIX}{guard}":
         return
     with suppress(OSError):
         _write_number(here.parent / "cgroup.procs", os.getpid())
@@ -119,7 +119,8 @@ def remove_cgroup(guard: int) -> None:
     here = _own_cgroup()
     if here is None:
         return
-    group = here if here.name == _cgroup_name(guard) else here / _cgroup_name(guard)
+    name = f"{_CGROUP_PREFIX}{guard}"
+    group = here if here.name == name else here / name
     if not group.is_dir():
         return
     with suppress(OSError):
@@ -153,10 +154,6 @@ def _removed(group: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _cgroup_name(guard: int) -> str:
-    return f"{_CGROUP_PREFIX}{guard}"
 
 
 def _write_number(file: Path, value: int) -> None:

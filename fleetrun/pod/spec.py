@@ -69,11 +69,6 @@ class PodSpec:
         return len(self.containers)
 
     @property
-    def binds_devices(self) -> bool:
-        """True if a process has separate devices."""
-        return any(name.startswith("FLAGS_selected_") for each in self.containers for name in each.env)
-
-    @property
     def uses_gpus(self) -> bool:
         return any("FLAGS_selected_gpus" in each.env for each in self.containers)
 

@@ -354,18 +354,16 @@ def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
 def _cut(state: State, frames: int, calls: int, arrivals: int, end: int) -> State:
     probe, log = state.get("probe"), state.get("log")
     if log:
-        state = {**state, "log": {**log, "end": _last_lines(log["end"], end)}}
+        text = log["end"]
+        if len(text) > end:  # keep whole lines, because masking needs the names of secrets
+            text = text[len(text) - end :].partition("\n")[2]
+        state = {**state, "log": {**log, "end": text}}
     if not end:
         state = {name: value for name, value in state.items() if name != "machine"}
     if probe:
         last = {group: each[max(0, len(each) - arrivals) :] for group, each in _arrivals(probe).items()}
         probe = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:], "arrivals": last}
     return {**state, "stack": state.get("stack", [])[:frames], "probe": probe}
-
-
-def _last_lines(text: str, most: int) -> str:
-    """Return whole lines, because masking needs the names of secrets."""
-    return text if len(text) <= most else text[len(text) - most :].partition("\n")[2]
 
 
 def _arrivals(probe: State) -> dict[str, list[object]]:

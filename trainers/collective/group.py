@@ -242,12 +242,10 @@ class Agreement:
         The notice has the reason of the lowest such rank, and the earliest deadline by this node's own clock.
         Later calls return the same notice without the other ranks. Raises torch's error if a rank has ended.
         """
-        if self._agreed is None and self._anyone(mine is not None):
+        here = mine is not None
+        if self._agreed is None and (here if dist.get_world_size() == 1 else anyone(here)):
             self._agreed = self._together(mine)
         return self._agreed
-
-    def _anyone(self, mine: bool) -> bool:
-        return mine if dist.get_world_size() == 1 else anyone(mine)
 
     def _together(self, mine: Notice | None) -> Notice:
         notices = gather(None if mine is None else (mine.why, mine.deadline - time.time()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
@@ -77,7 +77,9 @@ def matching_modules(model: Module, patterns: Iterable[str], what: str) -> list[
     names = [name for name, _ in model.named_modules() if name]
     found: set[str] = set()
     for pattern in patterns:
-        matched = {name for name in names if _fits_pattern(name.split("."), pattern.split("."))}
+        steps = pattern.split(".")
+        alike = [name for name in names if name.count(".") == len(steps) - 1]
+        matched = {name for name in alike if all(map(fnmatchcase, name.split("."), steps))}
         if not matched:
             raise UsageError(
                 f"{what} names {pattern!r}, but the model has no such module{nearest(pattern, names)}"
@@ -93,10 +95,6 @@ def outermost_modules(names: Iterable[str]) -> list[str]:
         if not any(name.startswith(f"{outer}.") for outer in kept):
             kept.append(name)
     return kept
-
-
-def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(steps) == len(pattern) and all(map(fnmatchcase, steps, pattern))
 
 
 # ---- Activations that are recomputed in the backward pass instead of kept

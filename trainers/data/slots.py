@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class TakesSlots(Protocol):
     def slots(self) -> tuple[Slot, ...]: ...
 
 
-UseVar: TypeAlias = Sequence[TakesSlots]
+UseVar = Sequence[TakesSlots]
 """Slots in the order of the text."""
 
 

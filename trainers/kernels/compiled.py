@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import llvmlite.binding
 import numba
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from trainers.process.log import glog
 
-Keys: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float32]
-Words: TypeAlias = NDArray[np.uint64]
-Flags: TypeAlias = NDArray[np.uint8]
-Halves: TypeAlias = NDArray[np.uint16]
-Mask: TypeAlias = NDArray[np.bool_]
-Scalar: TypeAlias = Any
+Keys = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint64]
+Flags = NDArray[np.uint8]
+Halves = NDArray[np.uint16]
+Mask = NDArray[np.bool_]
+Scalar = Any
 """One number inside a kernel, of the type that numba infers."""
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])

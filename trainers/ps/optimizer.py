@@ -125,7 +125,7 @@ class ServedOptimizer(DistributedOptimizer):
 
     def _has_rows(self) -> bool:
         """Return True if there are gradients of rows that no step has pushed."""
-        return any(group.row_gradients for group in self.groups)
+        return any(group.collected.events and group.collected.tables for group in self.groups)
 
     def minimize(self, loss: Tensor) -> None:
         scaler = self._stepper.scaler

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ OWN_FRAME_BYTES = 65_536
 """A part of at least this size has its own frame. pyzmq copies smaller frames in any case."""
 _LARGEST_RATE = 1e30  # larger values overflow float32
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<4sBBHIIQQQQ")
 _UNSUMMED = struct.Struct("<4sBBHIIQQQ")  # the header without its checksum

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from trainers.data.slots import Bag, Batch
 from trainers.errors import UsageError
 from trainers.static.program import Data, Fed, Program, Values
 
-Feed: TypeAlias = Fields | Sequence[object]
+Feed = Fields | Sequence[object]
 """Values by the names of the feeds, or in the order of the program's feeds, as from a DataLoader."""
-Feeds: TypeAlias = Mapping[str, Fed]
-Prefetch: TypeAlias = Callable[[Iterable[Feeds]], Iterable[Feeds]]
+Feeds = Mapping[str, Fed]
+Prefetch = Callable[[Iterable[Feeds]], Iterable[Feeds]]
 """Yields the same feeds in the same order, and looks ahead."""
 
 

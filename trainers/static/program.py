@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -182,9 +181,9 @@ def _name(dtype: torch.dtype) -> str:
 
 # ---- Program
 
-Values: TypeAlias = Mapping[str, Tensor | float]
+Values = Mapping[str, Tensor | float]
 """The results of a network, by the names for fetching."""
-Network: TypeAlias = Callable[..., Values]
+Network = Callable[..., Values]
 """`network(model, **feeds)` computes one step, including losses and metrics."""
 
 

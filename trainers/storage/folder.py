@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 _READ_BYTES = 16 << 20
 
 
-Where: TypeAlias = str | os.PathLike[str]
+Where = str | os.PathLike[str]
 """A directory: a path, or a URL that fsspec supports."""
 
 

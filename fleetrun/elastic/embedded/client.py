@@ -149,28 +149,6 @@ def store_lost(endpoint: str) -> StoreLostError:
     )
 
 
-def store_silent(endpoint: str, lease: float) -> StoreSilentError:
-    """Return the error for a store that was silent for a lease, in seconds."""
-    return StoreSilentError(
-        f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
-        hint=_HINT,
-    )
-
-
-def store_replaced(endpoint: str) -> StoreLostError:
-    """Return the error for a store that lost its data with its launcher."""
-    return StoreLostError(
-        f"the rendezvous store {endpoint} is a new store, because the launcher that hosted it was restarted",
-        hint=_HINT,
-    )
-
-
-def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
-    """Return the error for a refusal. With `guest`, the client is a command, not a node."""
-    refused = "this command" if guest else "this node"
-    return StoreError(f"the rendezvous store {endpoint} refuses {refused}: {why}")
-
-
 SECRET_OF_GUEST = "Set the token in --token_file or FLEETRUN_TOKEN. For a job without a token, set none."
 
 
@@ -364,7 +342,8 @@ class ZmqStore(MirroringStore):
             case wire.Welcome():
                 self._welcomed(message)
             case wire.Refused(text):
-                self._lost(store_refused(self._endpoint, text, guest=self._guest))
+                refused = "this command" if self._guest else "this node"
+                self._lost(StoreError(f"the rendezvous store {self._endpoint} refuses {refused}: {text}"))
             case wire.Done(n, ok):
                 self._pending.answer(n, ok)
             case wire.Found(n, row):
@@ -383,7 +362,8 @@ class ZmqStore(MirroringStore):
 
     def _welcomed(self, welcome: wire.Welcome) -> None:
         if self._store_id not in ("", welcome.store):
-            self._lost(store_replaced(self._endpoint))
+            restarted = "is a new store, because the launcher that hosted it was restarted"
+            self._lost(StoreLostError(f"the rendezvous store {self._endpoint} {restarted}", hint=_HINT))
             return
         self._store_id = welcome.store
         self._heartbeat.keep_to(welcome.lease)
@@ -440,7 +420,8 @@ class ZmqStore(MirroringStore):
     def _keep_alive(self, silent: float, send: bool) -> None:
         lease = self._heartbeat.lease
         if self._was_up and silent >= lease:
-            self._lost(store_silent(self._endpoint, lease))
+            down = f"has not answered for {lease:g} s: its machine or network is down"
+            self._lost(StoreSilentError(f"the rendezvous store {self._endpoint} {down}", hint=_HINT))
         elif self._welcome and silent >= lease / 2:
             self._cut_off(f"{self._endpoint}: no answer for {silent:.1f} s")
         elif self._welcome and send:

@@ -13,7 +13,7 @@ import socket
 import socket as socket_module
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import zmq
 
@@ -29,7 +29,7 @@ from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.envs.curve import HANDSHAKE_MS, Context, CurveKeys
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
-Address: TypeAlias = tuple[socket.AddressFamily, tuple[object, ...]]
+Address = tuple[socket.AddressFamily, tuple[object, ...]]
 """An address family, and the argument of `connect`."""
 
 

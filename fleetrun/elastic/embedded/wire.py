@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from fleetrun.decoding import read_object
 from fleetrun.elastic.store import Entry
@@ -25,7 +25,7 @@ GUEST = "guest-"
 _LONGEST_NAME = 1024
 _LARGEST = 1 << 62
 
-Row: TypeAlias = Sequence[Any]
+Row = Sequence[Any]
 """An entry without its value: key, created, revision, size of the value. The key alone means deleted."""
 
 
@@ -182,7 +182,7 @@ ANSWERS = {
     kind.__name__.lower(): kind
     for kind in (Welcome, Refused, Done, Found, Listing, News, Living, Stranger, Wrong)
 }
-Kinds: TypeAlias = Mapping[str, type[Any]]
+Kinds = Mapping[str, type[Any]]
 _WITH_BODY = frozenset({Put, Found, Listing, News})
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 

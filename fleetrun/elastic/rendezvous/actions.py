@@ -68,11 +68,6 @@ class Policy:
         return replace(self.budget, limit=max(_LOSSES, self.most))
 
     @property
-    def forgiven_after(self) -> float:
-        """Seconds of work after which a node's faults expire."""
-        return FORGIVEN_AFTER if self.budget.window is None else self.budget.window
-
-    @property
     def reform_timeout(self) -> float:
         """The seconds that a job may lack nodes after it has run."""
         return max(1.0, self.elastic_timeout)

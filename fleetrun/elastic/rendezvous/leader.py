@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fleetrun.aliases import Strings
 from fleetrun.elastic.rendezvous.actions import (
+    FORGIVEN_AFTER,
     REFORM_QUIET,
     CheckNode,
     Decision,
@@ -173,9 +174,11 @@ def _work(job: Situation, seconds: float, useful: bool) -> tuple[MachineFaults, 
     view = job.view
     here = {node.known_as for node in job.members} if useful else set()
     forgiven, worked = [], {}
+    window = job.policy.budget.window
+    enough = FORGIVEN_AFTER if window is None else window  # seconds of work after which faults expire
     for machine, own in unforgiven(known_faults(view)).items():
         total = job.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
-        if total >= job.policy.forgiven_after:
+        if total >= enough:
             # Directly after the fault, not now. The generation may have ended with the next fault, which
             # counts.
             forgiven.append(MachineFault(round(max(own).time + 10**-DIGITS, DIGITS), machine))

@@ -388,7 +388,8 @@ def _give_up_meeting(turn: Turn) -> None:
         limit = meeting_time(view.round, policy)
         deadline = view.unformed_since + limit
         checks = time_of_check(view.round, policy) if view.round is not None else 0.0
-        _at(turn, deadline + checks + 3 * policy.lease + SLACK, lambda: [Fail(_not_met(limit))])
+        error = RendezvousError(f"the nodes did not join within {limit:g} s")
+        _at(turn, deadline + checks + 3 * policy.lease + SLACK, lambda: [Fail(error)])
         if (census := view.census_of_round) is not None:
             turn.decision.waiting = Waiting(
                 present=census.present,
@@ -420,10 +421,6 @@ def _not_back(own: MemberState, policy: Policy) -> RendezvousError:
     return RendezvousError(
         f"the rendezvous store did not come back within {policy.rdzv_timeout:g} s: {own.why_down}"
     )
-
-
-def _not_met(limit: float) -> RendezvousError:
-    return RendezvousError(f"the nodes did not join within {limit:g} s")
 
 
 def _end_alone(own: MemberState) -> Sequence[Stop | End]:

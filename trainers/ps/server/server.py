@@ -119,11 +119,6 @@ class ServerPlan:
         place = (len(self.endpoints), self.index, self.settings)
         return describe_job(self.sync, self.trainers, *place, start=self.start)
 
-    @property
-    def kept_job(self) -> str:
-        """The description of the job to which the durable directory belongs."""
-        return describe_kept_job(self.sync, len(self.endpoints), self.index, self.settings)
-
 
 class Server:
     """A server that binds and recovers at construction, and serves in `run`. `emit`: see TableMeter. None
@@ -158,9 +153,8 @@ class Server:
         plan = self._plan
         if plan.durable_dir is None or plan.configs.durability == "none":
             return None
-        return StateSaver(
-            plan.durable_dir, plan.configs, job=plan.kept_job, server=plan.index, wake=self._wake
-        )
+        job = describe_kept_job(plan.sync, len(plan.endpoints), plan.index, plan.settings)
+        return StateSaver(plan.durable_dir, plan.configs, job=job, server=plan.index, wake=self._wake)
 
     def _make_service(self) -> None:
         plan, configs, saver = self._plan, self._plan.configs, self._state_saver

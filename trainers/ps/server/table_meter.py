@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ _RATES = ("pulls", "pulled_keys", "missed_keys", "pushes", "pushed_keys")
 
 _T = TypeVar("_T", bound=np.generic)
 
-Numbers: TypeAlias = Mapping[str, float]
+Numbers = Mapping[str, float]
 
 
 class TableReport(NamedTuple):
@@ -67,7 +67,7 @@ class TableReport(NamedTuple):
     hot: Mapping[str, Numbers]
 
 
-Emit: TypeAlias = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
+Emit = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
 """A function that sends the three parts of a TableReport, and returns True if that was possible."""
 
 

@@ -20,7 +20,6 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ from trainers.ps.tables.storage import (
     split_records,
 )
 
-FilePlaces: TypeAlias = NDArray[np.uint32]
+FilePlaces = NDArray[np.uint32]
 """The numbers of records in the file."""
 
 _PLACE, _PAGE = 4, 4096  # bytes

@@ -392,9 +392,12 @@ class GradientMerger:
     def fits(self) -> bool:
         """Return True if a step with the current learning rates can merge with the steps before it."""
         before = self._rates[0] if self._rates else {}
-        return all(
-            before.get(key, rate) == rate or _scales(self._rule(key)) for key, rate in self._current().items()
-        )
+        for key, rate in self._current().items():
+            if before.get(key, rate) != rate:
+                rule = self._rule(key)
+                if not isinstance(rule, SGD) or rule.momentum or rule.weight_decay:
+                    return False
+        return True
 
     def add_push(self, push: Sequence[list[Part]]) -> None:
         """Append the merged gradients to each server's push, and reset."""
@@ -434,10 +437,6 @@ def _scaled(gradient: Tensor, rate: float, largest: float) -> Tensor:
 
 def _sums(rule: AnyRule) -> bool:
     return isinstance(rule, SGD) and not rule.momentum
-
-
-def _scales(rule: AnyRule) -> bool:
-    return _sums(rule) and isinstance(rule, SGD) and not rule.weight_decay
 
 
 Batches = Mapping[RemoteTable | Features, Sequence[Any]]

@@ -588,13 +588,6 @@ class TableGroup:
     def trained(self) -> bool:
         return self.tables[0].sparse.trained
 
-    @property
-    def row_gradients(self) -> int:
-        """The number of times that gradients were collected since the last `zero_grad`, or 0 without a
-        gradient.
-        """
-        return self.collected.events if self.collected.events and self.collected.tables else 0
-
     def concerns(self, weights: Container[int] | None) -> bool:
         """Return True if any of these weights belongs to a table here. None means the weights of all
         optimizers.
