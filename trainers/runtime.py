@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 from torch.nn import Module
-from torch.optim import Optimizer
 
 from trainers.errors import UsageError
 from trainers.roles.identity import Identity
@@ -53,13 +52,6 @@ def check_model(call: str, model: object) -> Module:
             "fleet.distributed_model() returned."
         )
     return model
-
-
-def check_optimizer(optimizer: object) -> Optimizer | None:
-    """Return `optimizer`. Raises UsageError unless it is a torch optimizer or None."""
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise UsageError(f"The optimizer must be one of torch's or fleet's, not {optimizer!r}")
-    return optimizer
 
 
 def ids_by_module(ids: Ids, served: Sequence[Module]) -> Mapping[Module, Sequence[Tensor]]:

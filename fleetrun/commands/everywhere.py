@@ -123,10 +123,9 @@ class Nodes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._guest.__exit__()
+
+    close = __exit__
 
     def reached(self, *, alone: bool) -> bool:
         """Enter the context and return True if the other nodes can be reached.

@@ -463,14 +463,6 @@ def _ranks(text: str) -> frozenset[int]:
     return found
 
 
-def parse_ago(text: str, option: str) -> float:
-    """Parse a duration such as `30s`, `10m`, `2h` or `1d` into seconds. Raises UsageError."""
-    try:
-        return parsing.seconds(text.strip())
-    except parsing.InvalidValue:
-        raise UsageError(f"{option} {text}: use a time such as 12h or 30d") from None
-
-
 def parse_since(text: str, now: float) -> float:
     """Parse `10m` (ago), `07:15` (the last time of day) or `2026-11-22 07:15` into seconds since the epoch.
 

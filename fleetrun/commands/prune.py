@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -18,12 +19,11 @@ from fleetrun.commands.find import (
     ended_jobs,
     logs_of_launches,
     named_jobs,
-    parse_ago,
 )
 from fleetrun.commands.output import remark, write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
-from fleetrun.envs.settings.parsing import byte_size, plural
+from fleetrun.envs.settings.parsing import InvalidValue, byte_size, plural, seconds
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import UnreadableError, glance
 
@@ -60,7 +60,12 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
       130  you answered no, or pressed Ctrl-C
     """
     place = log_dir or LOG_DIR
-    before = None if older_than is None else time.time() - parse_ago(older_than, "--older_than")
+    before = math.inf
+    if older_than is not None:
+        try:
+            before = time.time() - seconds(older_than.strip())
+        except InvalidValue:
+            raise UsageError(f"--older_than {older_than}: use a time such as 12h or 30d") from None
     running = running_launches(os.environ)
     there = ended_jobs(place, {each.pod for each in running})
     chosen = there if job is None else named_jobs(job, there)
@@ -68,7 +73,7 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
         raise NoJobError(
             f"no job {printable(job)!r} has an event log in {place}", hint="Write the whole name of the job."
         )
-    old = [each for each in reversed(chosen[keep:]) if before is None or (each.written or 0.0) < before]
+    old = [each for each in reversed(chosen[keep:]) if (each.written or 0.0) < before]
     deletable = [each for each in old if _may_be_deleted(each)]
     if len(deletable) < len(old):
         remark(f"{plural(len(old) - len(deletable), 'launch')} kept: running, unreadable or another user's")

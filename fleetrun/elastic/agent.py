@@ -194,7 +194,8 @@ class Agent:
         self.publish = publish
         self._timeout = timeout
         self._next: Assignment | None = None
-        self._place: Assignment | None = None
+        self.place: Assignment | None = None
+        """The place in the present generation, or in the last one."""
         self._ran = False
         self._stopping = self._paused = False
         self._supervisor: Supervisor | None = None
@@ -206,11 +207,6 @@ class Agent:
         self._serves = False
         self._cancel_check: Callback = lambda: None
         self._membership: Membership  # set in `run`; the loop, which calls this agent, runs only in `run`
-
-    @property
-    def place(self) -> Assignment | None:
-        """The place in the present generation, or in the last one."""
-        return self._place
 
     def run(
         self,
@@ -276,7 +272,7 @@ class Agent:
             self.failed(error)
 
     def _run_pod(self, place: Assignment) -> None:
-        self._place = place
+        self.place = place
         self._stopping = self._paused = False
         self._ran = True
         step = None
@@ -304,19 +300,11 @@ class Agent:
     def _cause(
         self, why: CauseKind, headline: str, code: int, lines: Strings = (), age: float = 0.0
     ) -> Cause:
-        title, rank = self._node.title, self._place.rank if self._place is not None else -1
+        title, rank = self._node.title, self.place.rank if self.place is not None else -1
         return Cause(why=why, node=title, rank=rank, headline=headline, code=code, lines=lines, age=age)
 
-    def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
-        """Finish with this outcome, unless one exists. The loop ends as soon as no pod runs in it."""
-        self._cancel_check()
-        if self._outcome is None:
-            self._outcome = self._ended(code if self._own_code is None else self._own_code, cause, error)
-        if self._supervisor is None:
-            self._loop.stop()
-
     def _ended(self, code: int, cause: Cause | None, error: LaunchError | None = None) -> Outcome:
-        rank = self._place.rank if self._place is not None else -1
+        rank = self.place.rank if self.place is not None else -1
         return Outcome(
             code=code, cause=cause, error=error, result=self._result, rank=rank, requested=self._requested
         )
@@ -370,8 +358,13 @@ class Agent:
         self._paused, self._stopping = True, False
         self.publish(Paused(self._ended(code, cause)))
 
-    def ended(self, code: int, cause: Cause | None) -> None:
-        self._finish(code, cause)
+    def ended(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
+        """Finish with this outcome, unless one exists. The loop ends as soon as no pod runs in it."""
+        self._cancel_check()
+        if self._outcome is None:
+            self._outcome = self._ended(code if self._own_code is None else self._own_code, cause, error)
+        if self._supervisor is None:
+            self._loop.stop()
 
     def failed(self, error: LaunchError) -> None:
         """Handle that this node cannot take part, or cannot continue."""
@@ -379,7 +372,7 @@ class Agent:
             if not self._stopping:
                 self.publish(Departing(f"{error.message}; stopping the processes of this node"))
             self._supervisor.stop_for(error.message, "stop")
-        self._finish(error.exit_code, error=error)
+        self.ended(error.exit_code, error=error)
 
     # ---- called by the supervisor (pod.events.Peers)
 
@@ -428,10 +421,10 @@ class Agent:
 
     def _blamed(self, verdict: Verdict | None) -> str:
         """Return the node of the rank that the others wait for. Return "" if the script causes the wait."""
-        if verdict is None or verdict.kind not in _STUCK or not verdict.ranks or self._place is None:
+        if verdict is None or verdict.kind not in _STUCK or not verdict.ranks or self.place is None:
             return ""
         first = 0
-        for member in self._place.members:
+        for member in self.place.members:
             first += len(member.offer.trainers)
             if verdict.ranks[0] < first:
                 return member.known_as
@@ -462,7 +455,7 @@ class Agent:
                 self._supervisor.interrupt(number, command)
         else:
             self.publish(Departing(why, requested))
-            self._finish(code)
+            self.ended(code)
 
     def restart(self, name: str, command: str) -> str:
         """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
@@ -482,7 +475,7 @@ class Agent:
         self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
             self._supervisor.guard_lost()
-        self._finish(LOST_GUARD, cause)
+        self.ended(LOST_GUARD, cause)
 
     def _timed_out(self) -> None:
         headline = f"the job took longer than --timeout {self._timeout:g} s"
@@ -494,7 +487,7 @@ class Agent:
             self._supervisor.stop_for(headline, "stop")
         else:
             self._membership.leave(cause)
-            self._finish(TIMEOUT, cause)
+            self.ended(TIMEOUT, cause)
 
 
 def _with(cause: Cause, fault: Fault) -> Cause:

@@ -55,7 +55,8 @@ class Track:
         self._activity: tuple[str, float, int | None] | None = None
         """The current activity, its start, and the step before it."""
         self._noted: float | None = None
-        self._news = False
+        self.unnoted = False
+        """True if a report arrived since the last line in the event log."""
         self._reported_at = 0.0
         """Time of the last numbers."""
 
@@ -70,7 +71,7 @@ class Track:
             self._stepped = report.received, report.step
         self.latest = report if self.latest is None else _merged(self.latest, report)
         if _counts(report):
-            self._news, self._reported_at = True, report.received
+            self.unnoted, self._reported_at = True, report.received
 
     def stall_over(self, report: Report) -> tuple[str, float] | None:
         """Return the activity that ends with this report, and its duration in seconds. Call it before `take`.
@@ -132,22 +133,17 @@ class Track:
     @property
     def due(self) -> bool:
         """True if the latest report belongs in the event log. The first does, then fewer and fewer."""
-        if self.latest is None or not self._news:
+        if self.latest is None or not self.unnoted:
             return False
         now = self.latest.received
         pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, (now - self._first) / _PAUSES))
         return self._noted is None or now - self._noted >= pause
 
-    @property
-    def unnoted(self) -> bool:
-        """True if a report arrived since the last line in the event log."""
-        return self._news
-
     def note(self, now: float) -> Document:
         """Return the fields for the event log, and mark all reports as noted."""
         latest = self.latest
         assert latest is not None, "a note of nothing"
-        self._noted, self._news = latest.received, False
+        self._noted, self.unnoted = latest.received, False
         rate = self.rate(now)
         return {
             "rank": latest.rank,

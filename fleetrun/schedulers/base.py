@@ -71,9 +71,10 @@ class Submission:
         Raises UsageError.
         """
         # imported late, because a launch inside a job has no job file
-        from fleetrun.envs.settings.write_job_file import text_to_carry
+        from fleetrun.envs.settings.write_job_file import tables
 
-        text = text_to_carry(self.job_file)
+        head = "# Settings of this run that only a job file can hold."
+        text = tables(self.job_file, head) if self.job_file else ""
         size = len(text.encode("utf-8", "surrogateescape"))
         if size > _LARGEST_VARIABLE:
             raise UsageError(

@@ -41,7 +41,7 @@ from trainers.errors import UsageError
 from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer, parameters_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, Runtime, StandIns, check_model, check_optimizer
+from trainers.runtime import Ids, Runtime, StandIns, check_model
 from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy
 
@@ -299,7 +299,8 @@ class CollectiveRuntime(Runtime):
 
     def with_state(self, optimizer: Optimizer | None) -> Optimizer | None:
         """Return fleet's optimizer in place of the script's own, which holds only a part of the state."""
-        check_optimizer(optimizer)
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise UsageError(f"The optimizer must be one of torch's or fleet's, not {optimizer!r}")
         return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
 
     def _average(self) -> None:

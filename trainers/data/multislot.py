@@ -203,7 +203,8 @@ class Parser:
         self._columns = Columns.empty(layout, self._room)
         self._marks = np.zeros(4, dtype=np.int64)
         self._buffer = bytearray(_BLOCK)
-        self._lines = 0
+        self.lines = 0
+        """The lines read from the last source, broken ones included."""
         self._passed = 0  # bytes of the source before the buffer
         self._more = 0  # space for the values of slots of any length
 
@@ -212,7 +213,7 @@ class Parser:
 
         The remaining examples wait for the next source, or for `rest`. Raises DataError for broken lines.
         """
-        self._lines = self._passed = filled = 0
+        self.lines = self._passed = filled = 0
         while got := source.readinto(memoryview(self._buffer)[filled:]):
             end = self._buffer.rfind(b"\n", filled, filled + got) + 1
             filled += got
@@ -229,11 +230,6 @@ class Parser:
             yield from self._block(source.name, filled + 1)
 
     @property
-    def lines(self) -> int:
-        """The lines read from the last source, broken ones included."""
-        return self._lines
-
-    @property
     def offset(self) -> int:
         """Byte offset in the source of the line after the last yielded examples.
 
@@ -248,7 +244,7 @@ class Parser:
     def _grow(self, name: str) -> None:
         if len(self._buffer) >= _LONGEST_LINE:
             raise DataError(
-                f"{name}:{self._lines + 1}: the line is longer than {_LONGEST_LINE >> 20} MiB. Is it "
+                f"{name}:{self.lines + 1}: the line is longer than {_LONGEST_LINE >> 20} MiB. Is it "
                 "MultiSlot text?"
             )
         self._buffer = self._buffer + bytearray(len(self._buffer))
@@ -261,7 +257,7 @@ class Parser:
         while True:
             before = int(marks[kernels.ROWS])
             stopped = self._kernel(text, end)
-            self._lines += int(marks[kernels.ROWS]) - before
+            self.lines += int(marks[kernels.ROWS]) - before
             if stopped == kernels.DONE:
                 break
             if stopped == kernels.ROWS_FULL:
@@ -311,11 +307,11 @@ class Parser:
         at = int(self._marks[kernels.AT])
         stop = self._buffer.index(b"\n", at, end) + 1
         self._marks[kernels.AT] = stop
-        self._lines += 1
+        self.lines += 1
         try:
             example = read_line(bytes(self._buffer[at:stop]), self._layout)
         except BrokenLine as problem:
-            error = self._broken.add(f"{name}:{self._lines}: {problem}")
+            error = self._broken.add(f"{name}:{self.lines}: {problem}")
             if error is not None:
                 yield self._whole()
                 raise error from None

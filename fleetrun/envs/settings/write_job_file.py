@@ -344,14 +344,3 @@ def _write(file: Path, fields: Fields) -> None:
     except OSError:
         pass
     create(str(file), text, "fleetrun again:")
-
-
-# ---- The job file for the nodes of a scheduler, without the options, which are passed as words
-
-
-def text_to_carry(fields: Fields) -> str:
-    """Return the settings that only a job file can express (`show.job_file_parts`), as text for `JOB_FILE`.
-
-    The text is empty without such settings.
-    """
-    return tables(fields, "# Settings of this run that only a job file can hold.") if fields else ""

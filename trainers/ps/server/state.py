@@ -287,7 +287,8 @@ class StateSaver:
         # New members must then be in a snapshot, or they are unknown after a restart.
         self._only_snapshots = fsync is None
         self._incarnations: list[int | None] = []
-        self._recovered = False
+        self.recovered = False
+        """True if there was a state to recover."""
         self._summary: Callable[[], str] = str
         self._unsummarized = 0
         self._cut_at: float | None = None
@@ -310,7 +311,7 @@ class StateSaver:
         """
         self._replay(service, members, store, steps)
         self._summary = lambda: "" if store.shrinking else summary_of(store, steps)
-        if self._only_snapshots and self._recovered:
+        if self._only_snapshots and self.recovered:
             steps.lose_pushes([member.rank for member in members])
         former = len(members)
         if (former, members.start) == (trainers, start):
@@ -349,8 +350,8 @@ class StateSaver:
                 records += 1
         except (StateError, WireError, Refusal, FullError) as error:
             raise self._unusable(error) from error
-        self._recovered = snapshot is not None or records > 0
-        if self._recovered:
+        self.recovered = snapshot is not None or records > 0
+        if self.recovered:
             took = time.monotonic() - started
             glog(
                 f"recovered {len(store.tables)} tables at step {steps.step}: {records} records, {took:.1f} s"
@@ -400,11 +401,6 @@ class StateSaver:
                     )
             except (JournalFullError, FullError, MemoryError, OSError) as error:  # the old file stays in use
                 self._log_failure(error)
-
-    @property
-    def recovered(self) -> bool:
-        """True if there was a state to recover."""
-        return self._recovered
 
     @property
     def busy(self) -> bool:
