@@ -18,23 +18,23 @@ from fleetrun.commands.find import (
     matching_jobs,
     script_names,
 )
-from fleetrun.commands.output import Cell, Column, NumberColumn, picked, print_json, print_table
+from fleetrun.commands.output import Cell, columns, picked, print_json, print_table
 from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
 
 _UNNAMED = "default"
 """Name of every job without a --job_id."""
 
-_COLUMNS = (
-    Column("BEGAN"),
-    Column("JOB", 5),
-    Column("POD"),
-    Column("SCRIPT", 7),
-    NumberColumn("TIME", 8),
-    NumberColumn("RESTARTS", 2),
-    NumberColumn("STEP", 4),
-    NumberColumn("LOSS", 6),
-    Column("END", rest=True),
+_COLUMNS = columns(
+    "BEGAN",
+    "JOB:5",
+    "POD",
+    "SCRIPT:7",
+    "TIME:>8",
+    "RESTARTS:>2",
+    "STEP:>4",
+    "LOSS:>6",
+    "END:*",
 )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from fleetrun.aliases import Fields
-from fleetrun.commands.output import Column, NumberColumn, table
+from fleetrun.aliases import Fields, Texts
+from fleetrun.commands.output import columns, table
 from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
@@ -21,26 +21,26 @@ from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.record.journal import objects_in
 
 COLUMNS = {
-    "table": Column("TABLE"),
-    "rows": NumberColumn("ROWS"),
-    "memory": NumberColumn("MEMORY", 8),
-    "on_disk": NumberColumn("ON DISK", 5),
-    "new": NumberColumn("NEW", 7),
-    "candidates": NumberColumn("CANDIDATES", 3),
-    "refused": NumberColumn("REFUSED", 5),
-    "evicted": NumberColumn("EVICTED", 6),
-    "removed": NumberColumn("REMOVED", 4),
-    "pulls_s": NumberColumn("PULLS/S", 8),
-    "pushes_s": NumberColumn("PUSHES/S", 8),
-    "keys_per_pull": NumberColumn("KEYS/PULL", 6),
-    "missed": NumberColumn("NO ROW", 6),
-    "skew": NumberColumn("SKEW", 5),
-    "ids_hour": NumberColumn("IDS/HOUR", 4),
-    "hottest": Column("HOTTEST KEY", 3),
-    "gradient_norm": NumberColumn("GRADIENT", 4),
-    "value_norm": NumberColumn("VALUE", 4),
-    "zeros": NumberColumn("ZEROS", 3),
-    "not_finite": NumberColumn("NOT FINITE", 4),
+    "table": "TABLE",
+    "rows": "ROWS:>",
+    "memory": "MEMORY:>8",
+    "on_disk": "ON DISK:>5",
+    "new": "NEW:>7",
+    "candidates": "CANDIDATES:>3",
+    "refused": "REFUSED:>5",
+    "evicted": "EVICTED:>6",
+    "removed": "REMOVED:>4",
+    "pulls_s": "PULLS/S:>8",
+    "pushes_s": "PUSHES/S:>8",
+    "keys_per_pull": "KEYS/PULL:>6",
+    "missed": "NO ROW:>6",
+    "skew": "SKEW:>5",
+    "ids_hour": "IDS/HOUR:>4",
+    "hottest": "HOTTEST KEY:3",
+    "gradient_norm": "GRADIENT:>4",
+    "value_norm": "VALUE:>4",
+    "zeros": "ZEROS:>3",
+    "not_finite": "NOT FINITE:>4",
 }
 
 _HOT = 20
@@ -158,10 +158,12 @@ def lines(found: Status, width: int | None) -> list[Text]:
     return lines_of(COLUMNS, list(map(shown, found["tables"])), width)
 
 
-def lines_of(columns: dict[str, Column], tables: Sequence[Fields], width: int | None) -> list[Text]:
-    """Return a line of titles, and a line for each table with the fields that have a column."""
-    rows = [[written(each.get(name)) for name in columns] for each in tables]
-    return table(list(columns.values()), rows, width)
+def lines_of(titles: Texts, tables: Sequence[Fields], width: int | None) -> list[Text]:
+    """Return a line of titles, and a line for each table with the fields that have a title. `titles`: see
+    `output.columns`.
+    """
+    rows = [[written(each.get(name)) for name in titles] for each in tables]
+    return table(columns(*titles.values()), rows, width)
 
 
 def written(value: str | float | None) -> str:

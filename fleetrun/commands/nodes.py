@@ -10,8 +10,7 @@ import click
 from fleetrun.commands.find import LOG_DIR, json_option, logs_of_launches
 from fleetrun.commands.output import (
     Cell,
-    Column,
-    NumberColumn,
+    columns,
     print_json,
     print_table,
     remark,
@@ -20,12 +19,12 @@ from fleetrun.console.text import describe_duration, printable
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
 
-_COLUMNS = (
-    Column("NODE"),
-    NumberColumn("FAULTS"),
-    Column("STATE", 8),
-    Column("LAST", 7),
-    Column("WHAT", 6, rest=True),
+_COLUMNS = columns(
+    "NODE",
+    "FAULTS:>",
+    "STATE:8",
+    "LAST:7",
+    "WHAT:6*",
 )
 
 

@@ -135,6 +135,20 @@ class Column:
 
 NumberColumn = partial(Column, right=True)
 
+
+def columns(*formats: str) -> list[Column]:
+    """Return the columns of a table from their titles, such as `STEP:>8` or `LAST LINE:1*`.
+
+    After a colon, a title may have `>` for numbers, a priority, and `*` for the rest of the width.
+    """
+    found = []
+    for each in formats:
+        title, _, form = each.partition(":")
+        priority = int(form.strip(">*") or _STAYS)
+        found.append(Column(title, priority, right=form.startswith(">"), rest=form.endswith("*")))
+    return found
+
+
 Cell = str | tuple[str, str]
 """A text, or a text and its style. The text may come from a user or a script, see `cell_text`."""
 

@@ -11,8 +11,7 @@ from fleetrun.aliases import Document
 from fleetrun.commands.find import json_option
 from fleetrun.commands.output import (
     Cell,
-    Column,
-    NumberColumn,
+    columns,
     print_json,
     print_table,
     remark,
@@ -22,18 +21,18 @@ from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
 from fleetrun.record.journal import objects_in
 
-_COLUMNS = (
-    Column("JOB"),
-    Column("POD", 8),
-    Column("SCRIPT", 6),
-    Column("MODE", 3),
-    Column("STATE"),
-    NumberColumn("PROCS", 7),
-    NumberColumn("TIME", 8),
-    NumberColumn("RESTARTS", 2),
-    NumberColumn("STEP", 5),
-    NumberColumn("LOSS", 4),
-    Column("LOG DIR", 1, rest=True),
+_COLUMNS = columns(
+    "JOB",
+    "POD:8",
+    "SCRIPT:6",
+    "MODE:3",
+    "STATE",
+    "PROCS:>7",
+    "TIME:>8",
+    "RESTARTS:>2",
+    "STEP:>5",
+    "LOSS:>4",
+    "LOG DIR:1*",
 )
 
 

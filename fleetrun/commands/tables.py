@@ -16,8 +16,6 @@ import click
 from fleetrun.commands import live_tables
 from fleetrun.commands.find import NoJobError, find_running, job_title, json_option
 from fleetrun.commands.output import (
-    Column,
-    NumberColumn,
     output_width,
     print_json,
     print_lines,
@@ -35,25 +33,25 @@ from fleetrun.host.interpreter import check_package, helper_command, helper_envi
 _MODULE = "trainers.ps.saves.inspection"
 _LIVE = "trainers.ps.live_rows"
 _COLUMNS = {
-    "table": Column("TABLE"),
-    "rows": NumberColumn("ROWS"),
-    "changed": NumberColumn("CHANGED", 6),
-    "values": NumberColumn("VALUES", 8),
-    "type": Column("TYPE", 7),
-    "rule": Column("RULE", 7),
-    "updates": NumberColumn("UPDATES", 5),
-    "servers": NumberColumn("SERVERS", 4),
+    "table": "TABLE",
+    "rows": "ROWS:>",
+    "changed": "CHANGED:>6",
+    "values": "VALUES:>8",
+    "type": "TYPE:7",
+    "rule": "RULE:7",
+    "updates": "UPDATES:>5",
+    "servers": "SERVERS:>4",
 }
 _DIFFERENCES = {
-    "table": Column("TABLE"),
-    "only": NumberColumn("ONLY FIRST", 8),
-    "only_other": NumberColumn("ONLY SECOND", 8),
-    "changed": NumberColumn("CHANGED"),
-    "both": NumberColumn("OF", 7),
-    "largest": NumberColumn("LARGEST", 6),
-    "mean": NumberColumn("MEAN", 5),
-    "not_finite": NumberColumn("NOT FINITE", 4),
-    "difference": Column("DIFFERENCE", 9, rest=True),
+    "table": "TABLE",
+    "only": "ONLY FIRST:>8",
+    "only_other": "ONLY SECOND:>8",
+    "changed": "CHANGED:>",
+    "both": "OF:>7",
+    "largest": "LARGEST:>6",
+    "mean": "MEAN:>5",
+    "not_finite": "NOT FINITE:>4",
+    "difference": "DIFFERENCE:9*",
 }
 
 

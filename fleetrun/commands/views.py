@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
-from fleetrun.commands.output import Cell, Column, NumberColumn, cut, filled, percent, size, table
+from fleetrun.commands.output import Cell, columns, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
 from fleetrun.decoding import number_in
 from fleetrun.envs.settings.parsing import plural
@@ -65,16 +65,16 @@ def count_alive(containers: Sequence[Fields]) -> int:
 
 # ---- Nodes, one line each.
 
-_NODE_COLUMNS = (
-    NumberColumn("NODE"),
-    Column("HOST"),
-    Column("STATE"),
-    Column("PROCESSES", 8),
-    NumberColumn("UP", 5),
-    Column("POD", 4),
-    NumberColumn("STEP", 7),
-    NumberColumn("SAMPLES/S", 6),
-    Column("", 1, rest=True),
+_NODE_COLUMNS = columns(
+    "NODE:>",
+    "HOST",
+    "STATE",
+    "PROCESSES:8",
+    "UP:>5",
+    "POD:4",
+    "STEP:>7",
+    "SAMPLES/S:>6",
+    ":1*",
 )
 
 
@@ -149,24 +149,24 @@ def _node_row(node: Fields) -> list[Cell]:
 
 # ---- The job and its processes.
 
-COLUMNS = (
-    NumberColumn("NODE", 8),
-    Column("NAME"),
-    NumberColumn("RANK", 6),
-    NumberColumn("PID", 5),
-    Column("STATE"),
-    NumberColumn("UP", 8),
-    NumberColumn("RESTARTS", 2),
-    NumberColumn("CPU", 7),
-    NumberColumn("MEM", 7),
-    NumberColumn("GPU", 4),
-    NumberColumn("GPUMEM", 3),
-    NumberColumn("STEP", 8),
-    NumberColumn("LOSS", 7),
-    NumberColumn("SAMPLES/S", 6),
-    NumberColumn("STEPS/S", 6),
-    NumberColumn("LATE", 5),
-    Column("LAST LINE", 1, rest=True),
+COLUMNS = columns(
+    "NODE:>8",
+    "NAME",
+    "RANK:>6",
+    "PID:>5",
+    "STATE",
+    "UP:>8",
+    "RESTARTS:>2",
+    "CPU:>7",
+    "MEM:>7",
+    "GPU:>4",
+    "GPUMEM:>3",
+    "STEP:>8",
+    "LOSS:>7",
+    "SAMPLES/S:>6",
+    "STEPS/S:>6",
+    "LATE:>5",
+    "LAST LINE:1*",
 )
 _Process = tuple[str, Fields, Fields]
 """The rank of the node, the answer about the node, and the process."""
