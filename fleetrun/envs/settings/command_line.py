@@ -169,7 +169,7 @@ def read(argv: Sequence[str]) -> CommandLine:
 def _written_out(spelling: str, short: Option, given: str) -> Iterator[Choice]:
     """Yield the options that a shorthand such as `-q` stands for."""
     if short.name in SHORTHANDS and parsed(short, spelling, given):
-        for name, text in SHORT_FOR[short.name]:
+        for name, text in SHORT_FOR[short.name].items():
             option = OPTIONS[name]
             yield Choice(option, parsed(option, spelling, text), spelling, text, name, Source.TYPED)
 

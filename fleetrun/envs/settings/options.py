@@ -116,9 +116,9 @@ def option(default: object, parse: Parser | Strings, metavar: str, **rest: Any) 
     return field(default=default, metadata={"option": described})
 
 
-def switch(default: bool, **rest: Any) -> Any:
+def switch(group: Group, default: bool = False, **rest: Any) -> Any:
     """Declare an option that is true when given. `takes=Takes.BOOLEAN` also accepts a word."""
-    return option(default, boolean, "", **({"takes": Takes.NOTHING} | rest))
+    return option(default, boolean, "", group=group, **({"takes": Takes.NOTHING} | rest))
 
 
 def options_of(settings: type[object]) -> dict[str, Option]:
@@ -174,11 +174,11 @@ SHORTHANDS = _named(
     ),
     _bare(name="no_debug", group=Group.FAILURE, help="Short for --debug off: let `breakpoint()` fail."),
 )
-SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "verbose": (("log_level", "DEBUG"),),
-    "quiet": (("log_level", "ERROR"), ("display", "plain")),
-    "debug_on_error": (("debug", "error"),),
-    "no_debug": (("debug", "off"),),
+SHORT_FOR = {
+    "verbose": {"log_level": "DEBUG"},
+    "quiet": {"log_level": "ERROR", "display": "plain"},
+    "debug_on_error": {"debug": "error"},
+    "no_debug": {"debug": "off"},
 }
 """The options that each shorthand sets. An option on the command line has priority."""
 
@@ -344,9 +344,9 @@ class LaunchSettings:
     # A table, set by hand, because one argument per line would triple its length.
     # fmt: off
     module: bool = switch(
-        False, group=Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
+        Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
     no_python: bool = switch(
-        False, group=Group.JOB, env=("PET_NO_PYTHON",),
+        Group.JOB, env=("PET_NO_PYTHON",),
         help="SCRIPT is a program, even if its name ends in .py.")
     config: str | None = _job(
         None, parsing.nonempty, "FILE",
@@ -366,14 +366,14 @@ class LaunchSettings:
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
         help="Stop the job after this time, with exit code 124.")
     watch: bool = switch(
-        False, group=Group.JOB, modes=PROCESSES,
+        Group.JOB, modes=PROCESSES,
         help="Start all processes again when the script or one of its own modules changes on any node. A job "
              "that ends or fails waits for the next change. --max_restart is then 0 by default.")
     dry_run: bool = switch(
-        False, group=Group.JOB, brief="print the plan, and start nothing",
+        Group.JOB, brief="print the plan, and start nothing",
         help="Print the commands, environments and ports of all processes, and start nothing.")
     json: bool = switch(
-        False, group=Group.JOB,
+        Group.JOB,
         help="Print JSON: one document with --dry_run, else one event per line, like --display json.")
     save: str | None = _job(
         None, parsing.nonempty, "FILE", help="Save the settings as a job file for `fleetrun up`.")
@@ -463,7 +463,7 @@ class LaunchSettings:
         help="Network interface whose address this node uses.",
         shown_default="the interface that reaches --master")
     sort_ip: bool = switch(
-        False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
+        Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
         help="Rank nodes by address.")
     start_port: int | None = _machine(
         None, parsing.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
@@ -497,7 +497,7 @@ class LaunchSettings:
              "all processes to their logs, then restart the job, or end it with code 124.",
         shown_default="never")
     warm: bool = switch(
-        False, group=Group.FAILURE, env=("FLEETRUN_WARM",),
+        Group.FAILURE, env=("FLEETRUN_WARM",),
         help="Import once for all Python processes of a node, and fork them from there: starts use less CPU "
              "time and memory, and restarts take tenths of a second.")
     probe: str = _failure(
@@ -530,14 +530,14 @@ class LaunchSettings:
         choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
         help="Lowest level of fleetrun's own messages that are shown.")
     log_overwrite: bool = switch(
-        False, group=Group.OUTPUT, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
+        Group.OUTPUT, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
         help="Delete the logs of earlier runs of this job first.")
     log_rotate: int | None = _output(
         None, parsing.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
         help="Keep only the newest output of each process, about this much, such as 100M.",
         shown_default="all")
     enable_gpu_log: bool = switch(
-        True, group=Group.OUTPUT, takes=Takes.BOOLEAN,
+        Group.OUTPUT, True, takes=Takes.BOOLEAN,
         help="Log the state of the GPUs. --enable_gpu_log=0 turns it off.", shown_default="on")
     tensorboard: str | None = _output(
         None, parsing.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
@@ -613,20 +613,20 @@ class LaunchSettings:
         None, parsing.port, "PORT", modes=SERVERS,
         help="Port of the Gloo service with --server_num.", shown_default="a free port")
     legacy: bool = switch(
-        False, group=Group.PADDLE, takes=Takes.BOOLEAN,
+        Group.PADDLE, takes=Takes.BOOLEAN,
         help="Accepts only 0, because fleetrun has only one launcher.")
 
     standalone: bool = switch(
-        False, group=Group.TORCHRUN, env=("PET_STANDALONE",),
+        Group.TORCHRUN, env=("PET_STANDALONE",),
         help="Run on one node, which is the default.")
     role: str = option(
         "default", parsing.nonempty, "NAME", group=Group.TORCHRUN, modes=PROCESSES, env=("PET_ROLE",),
         help="ROLE_NAME of the trainers.")
     run_path: bool = switch(
-        False, group=Group.TORCHRUN, env=("PET_RUN_PATH",),
+        Group.TORCHRUN, env=("PET_RUN_PATH",),
         help="SCRIPT is a Python file with any name, even with --no_python.")
     virtual_local_rank: bool = switch(
-        False, group=Group.TORCHRUN, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
+        Group.TORCHRUN, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
         help="LOCAL_RANK is 0 in all processes, and each process sees only its own devices.")
     # fmt: on
 
@@ -645,10 +645,11 @@ BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in opti
 
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_FILTERS = "has no effect: `fleetrun logs --grep` filters the output"
 _SHOWN = "selects the shown output together with --redirects, --tee and --local_ranks_filter, like --follow"
 
 
-def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
+def _torchrun(name: str, help: str, parse: Parser = parsing.anything, short: str = "") -> Option:
     return Option(
         name=name,
         parse=parse,
@@ -660,40 +661,28 @@ def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
     )
 
 
-TORCHRUN: Mapping[str, Option] = {
-    each.name: each
-    for each in (
-        _torchrun("rdzv_backend", choice(*_RENDEZVOUS_BACKENDS), "sets the kind of --rdzv_endpoint"),
-        _torchrun("rdzv_endpoint", parsing.anything, "sets --master"),
-        _torchrun("rdzv_id", parsing.anything, "sets --job_id"),
-        _torchrun("rdzv_conf", parsing.assignments, "sets --rdzv_timeout and --elastic_timeout"),
-        _torchrun("local_addr", parsing.anything, "sets --host"),
-        _torchrun("shutdown_timeout", parsing.anything, "sets --stop_timeout"),
-        _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
-        _torchrun("tee", parsing.streams, _SHOWN, "-t"),
-        _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
-        _torchrun("monitor_interval", parsing.anything, "has no effect, because fleetrun does not poll"),
-        _torchrun("start_method", choice(*_METHODS), "has no effect, because every process is a new one"),
-        _torchrun("event_log_handler", parsing.anything, "has no effect; --display json prints the events"),
-        _torchrun("logs_specs", parsing.anything, "has no effect; output goes to the files in --log_dir"),
-        _torchrun(
-            "signals_to_handle",
-            parsing.anything,
-            "has no effect; fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
-            "SIGUSR1 and SIGUSR2",
-        ),
-        _torchrun(
-            "duplicate_stdout_filters",
-            parsing.anything,
-            "has no effect: `fleetrun logs --grep` filters the output",
-        ),
-        _torchrun(
-            "duplicate_stderr_filters",
-            parsing.anything,
-            "has no effect: `fleetrun logs --grep` filters the output",
-        ),
-    )
-}
+TORCHRUN = _named(
+    _torchrun("rdzv_backend", "sets the kind of --rdzv_endpoint", choice(*_RENDEZVOUS_BACKENDS)),
+    _torchrun("rdzv_endpoint", "sets --master"),
+    _torchrun("rdzv_id", "sets --job_id"),
+    _torchrun("rdzv_conf", "sets --rdzv_timeout and --elastic_timeout", parsing.assignments),
+    _torchrun("local_addr", "sets --host"),
+    _torchrun("shutdown_timeout", "sets --stop_timeout"),
+    _torchrun("redirects", _SHOWN, parsing.streams, "-r"),
+    _torchrun("tee", _SHOWN, parsing.streams, "-t"),
+    _torchrun("local_ranks_filter", _SHOWN, parsing.number_list),
+    _torchrun("monitor_interval", "has no effect, because fleetrun does not poll"),
+    _torchrun("start_method", "has no effect, because every process is a new one", choice(*_METHODS)),
+    _torchrun("event_log_handler", "has no effect; --display json prints the events"),
+    _torchrun("logs_specs", "has no effect; output goes to the files in --log_dir"),
+    _torchrun(
+        "signals_to_handle",
+        "has no effect; fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
+        "SIGUSR1 and SIGUSR2",
+    ),
+    _torchrun("duplicate_stdout_filters", _FILTERS),
+    _torchrun("duplicate_stderr_filters", _FILTERS),
+)
 """The help of each option is the second half of a sentence about it."""
 
 OF_JOBS = (*OPTIONS.values(), *TORCHRUN.values())
