@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.output import Cell, Column, NumberColumn
+from fleetrun.commands.output import Cell, columns
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short, format_speed
 from fleetrun.decoding import whole_in
@@ -223,25 +223,25 @@ def _words_of(one: Process) -> str:
 
 # ---- A line
 
-COLUMNS = (
-    NumberColumn("NODE", 8, least=4),
-    Column("ROLE", least=7),
-    NumberColumn("RANK", least=4),
-    Column("STATE", least=9),
-    NumberColumn("STEP", 8, least=6),
-    NumberColumn("STEP TIME", 7, least=9),
-    Column("", 5, least=STEP_CELLS),
-    NumberColumn("LATE", 7, least=4),
-    Column("", 4, least=LATE_CELLS),
-    NumberColumn("LOSS", 6, least=7),
-    NumberColumn("CPU", 6, least=4),
-    NumberColumn("MEM", 6, least=4),
-    NumberColumn("GPU", 5, least=4),
-    NumberColumn("GPUMEM", 3),
-    NumberColumn("UP", 2, least=5),
-    NumberColumn("RESTARTS", 2),
-    NumberColumn("PID", 1, least=5),
-    Column("LAST LINE", 1, rest=True),
+COLUMNS = columns(
+    "NODE:>8.4",
+    "ROLE:.7",
+    "RANK:>.4",
+    "STATE:.9",
+    "STEP:>8.6",
+    "STEP TIME:>7.9",
+    f":5.{STEP_CELLS}",
+    "LATE:>7.4",
+    f":4.{LATE_CELLS}",
+    "LOSS:>6.7",
+    "CPU:>6.4",
+    "MEM:>6.4",
+    "GPU:>5.4",
+    "GPUMEM:>3",
+    "UP:>2.5",
+    "RESTARTS:>2",
+    "PID:>1.5",
+    "LAST LINE:1*",
 )
 
 

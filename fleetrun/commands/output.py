@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -133,19 +132,18 @@ class Column:
     """Smallest width, in columns of the terminal."""
 
 
-NumberColumn = partial(Column, right=True)
-
-
 def columns(*formats: str) -> list[Column]:
-    """Return the columns of a table from their titles, such as `STEP:>8` or `LAST LINE:1*`.
+    """Return the columns of a table from their titles, such as `STEP:>8.6` or `LAST LINE:1*`.
 
-    After a colon, a title may have `>` for numbers, a priority, and `*` for the rest of the width.
+    After a colon, a title may have `>` for numbers, a priority, a dot with the smallest width, and `*` for
+    the rest of the width.
     """
     found = []
     for each in formats:
         title, _, form = each.partition(":")
-        priority = int(form.strip(">*") or _STAYS)
-        found.append(Column(title, priority, right=form.startswith(">"), rest=form.endswith("*")))
+        right, rest = form.startswith(">"), form.endswith("*")
+        priority, _, least = form.strip(">*").partition(".")
+        found.append(Column(title, int(priority or _STAYS), right, rest, int(least or 0)))
     return found
 
 

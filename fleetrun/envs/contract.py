@@ -304,25 +304,26 @@ def _devices(member: Member) -> dict[str, str]:
 def _torch(member: Member) -> dict[str, str]:
     cluster = member.cluster
     host, port = split_endpoint(cluster.master)
-    return {
-        "RANK": str(member.rank),
-        "WORLD_SIZE": str(len(cluster.trainers)),
-        "LOCAL_RANK": str(member.local_rank),
-        "LOCAL_WORLD_SIZE": str(member.local_size),
-        "GROUP_RANK": str(member.node_rank),
-        "GROUP_WORLD_SIZE": str(cluster.nnodes),
-        "NNODES": str(cluster.nnodes),
+    values = {
+        "RANK": member.rank,
+        "WORLD_SIZE": len(cluster.trainers),
+        "LOCAL_RANK": member.local_rank,
+        "LOCAL_WORLD_SIZE": member.local_size,
+        "GROUP_RANK": member.node_rank,
+        "GROUP_WORLD_SIZE": cluster.nnodes,
+        "NNODES": cluster.nnodes,
         "ROLE_NAME": cluster.role_name,
-        "ROLE_RANK": str(member.rank),
-        "ROLE_WORLD_SIZE": str(len(cluster.trainers)),
+        "ROLE_RANK": member.rank,
+        "ROLE_WORLD_SIZE": len(cluster.trainers),
         "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(member.restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(cluster.max_restart),
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": member.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": cluster.max_restart,
         "TORCHELASTIC_RUN_ID": cluster.job_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": member.error_file,
     }
+    return {name: str(value) for name, value in values.items()}
 
 
 # ---- Variables that are never inherited: variables of the contract, and leftovers of earlier launchers. A

@@ -83,9 +83,9 @@ def _key_pair(token: str, party: bytes) -> KeyPair:
 
 def limit(socket: Socket, max_frame_bytes: int) -> None:
     """Set limits against peers that send too much, never finish the handshake, or never read."""
-    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    socket.setsockopt(zmq.LINGER, 0)
+    socket.maxmsgsize = max_frame_bytes
+    socket.handshake_ivl = HANDSHAKE_MS
+    socket.linger = 0
 
 
 def secure_server(socket: Socket, keys: CurveKeys | None) -> None:
@@ -95,7 +95,7 @@ def secure_server(socket: Socket, keys: CurveKeys | None) -> None:
     if keys is not None:
         socket.curve_server = True
         socket.curve_secretkey = keys.server.secret
-    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.zap_domain = _DOMAIN
 
 
 def secure_client(socket: Socket, keys: CurveKeys | None) -> None:
@@ -111,7 +111,7 @@ def zap_socket(context: Context) -> Socket:
     it before these servers.
     """
     socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
+    socket.linger = 0
     socket.bind(_ZAP_ADDRESS)
     return socket
 
@@ -139,8 +139,8 @@ def monitor_socket(socket: Socket, events: int) -> Socket:
     address = f"inproc://monitor-{next(_monitor_numbers)}"
     socket.monitor(address, events)
     pair: Socket = socket.context.socket(zmq.PAIR)
-    pair.setsockopt(zmq.RCVHWM, 0)  # without this, libzmq's thread blocks while many events wait
-    pair.setsockopt(zmq.LINGER, 0)
+    pair.rcvhwm = 0  # without this, libzmq's thread blocks while many events wait
+    pair.linger = 0
     pair.connect(address)
     return pair
 

@@ -89,13 +89,13 @@ class Status(StrEnum):
 
 
 _MOVES = {
-    Status.UNINIT: frozenset({Status.READY, Status.FAILED}),
-    Status.READY: frozenset({Status.RUNNING, Status.TERMINATING, Status.FAILED}),
-    Status.RUNNING: frozenset({Status.TERMINATING, Status.RESTARTING, Status.COMPLETED, Status.FAILED}),
-    Status.TERMINATING: frozenset({Status.RESTARTING, Status.COMPLETED, Status.FAILED}),
-    Status.RESTARTING: frozenset({Status.READY, Status.RUNNING, Status.TERMINATING, Status.FAILED}),
-    Status.COMPLETED: frozenset({Status.RESTARTING}),
-    Status.FAILED: frozenset({Status.RESTARTING}),
+    Status.UNINIT: (Status.READY, Status.FAILED),
+    Status.READY: (Status.RUNNING, Status.TERMINATING, Status.FAILED),
+    Status.RUNNING: (Status.TERMINATING, Status.RESTARTING, Status.COMPLETED, Status.FAILED),
+    Status.TERMINATING: (Status.RESTARTING, Status.COMPLETED, Status.FAILED),
+    Status.RESTARTING: (Status.READY, Status.RUNNING, Status.TERMINATING, Status.FAILED),
+    Status.COMPLETED: (Status.RESTARTING,),
+    Status.FAILED: (Status.RESTARTING,),
 }
 
 

@@ -69,8 +69,8 @@ def send(socket: Socket, frames: Sequence[Buffer]) -> None:
 
 def _harden(socket: Socket) -> None:
     limit(socket, MAX_FRAME_BYTES)
-    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+    socket.sndhwm = _HIGH_WATER
+    socket.rcvhwm = _HIGH_WATER
 
 
 class Authenticator:
@@ -159,9 +159,9 @@ def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
     socket = context.socket(zmq.ROUTER)
     _harden(socket)
     secure_server(socket, keys)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected peer is an error
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a trainer that reconnects keeps its routing id
-    socket.setsockopt(zmq.LINGER, 2000)  # the last reply is sent
+    socket.router_mandatory = 1  # sending to a disconnected peer is an error
+    socket.router_handover = 1  # a trainer that reconnects keeps its routing id
+    socket.linger = 2000  # the last reply is sent
     return socket
 
 
@@ -176,7 +176,7 @@ def bind_to(socket: Socket, endpoint: str) -> None:
             f"The endpoint of this server is {endpoint!r}, which is not host:port: {error}"
         ) from error
     address = f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
-    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+    socket.ipv6 = int("[" in endpoint)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -200,14 +200,14 @@ def client_socket(
     # a dead process does not. The server closes a connection on which nothing arrives for the TTL. The server
     # sends no heartbeats itself. A heartbeat to a peer that has stopped reading ends the process (libzmq
     # 4.3.5, "Assertion failed: !_io_error").
-    socket.setsockopt(zmq.HEARTBEAT_IVL, max(100, int(trainer_timeout * 1000 / 8)))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
-    socket.setsockopt(zmq.HEARTBEAT_TTL, max(200, int(trainer_timeout * 1000 / 2)))
+    socket.heartbeat_ivl = max(100, int(trainer_timeout * 1000 / 8))
+    socket.heartbeat_timeout = max(200, int(trainer_timeout * 1000 / 2))
+    socket.heartbeat_ttl = max(200, int(trainer_timeout * 1000 / 2))
     secure_client(socket, keys)
-    socket.setsockopt(zmq.PROBE_ROUTER, int(keys is None))  # see Newcomers
-    socket.setsockopt(zmq.ROUTING_ID, name)
-    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.probe_router = int(keys is None)  # see Newcomers
+    socket.routing_id = name
+    socket.ipv6 = int("[" in endpoint)
+    socket.reconnect_ivl = 50
+    socket.reconnect_ivl_max = 2000
     socket.connect(f"tcp://{endpoint}")
     return socket

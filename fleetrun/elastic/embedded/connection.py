@@ -289,7 +289,7 @@ class StoreConnection:
         self._connected_at = None
         self._monitor = Monitor(self._loop, socket, _EVENTS, self._happened)
         self._watched = Watched(self._loop, socket, self._receive, self._user.settled)
-        socket.setsockopt(zmq.IPV6, int(family == socket_module.AF_INET6))
+        socket.ipv6 = int(family == socket_module.AF_INET6)
         socket.connect(f"tcp://{join_endpoint(_address_text(family, address), self._port)}")
 
     def _receive(self, frames: Frames) -> None:

@@ -550,7 +550,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     failure = "the name has no address"
     bound = False
     for address in _own_addresses(host, endpoint):
-        socket.setsockopt(zmq.IPV6, int(":" in address or address == _ANY))
+        socket.ipv6 = int(":" in address or address == _ANY)
         try:
             socket.bind(f"tcp://{join_endpoint(address, port)}")
         except zmq.ZMQError as error:

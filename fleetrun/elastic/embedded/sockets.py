@@ -53,11 +53,11 @@ def store_keys(token: str) -> CurveKeys | None:
 def _harden(socket: Socket, lease: float) -> None:
     limit(socket, MAX_FRAME_BYTES)
     # Some time after the lease of a silently vanished peer, the kernel closes its connection.
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(1, int(lease)))
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, max(1, int(lease / 4)))
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
-    socket.setsockopt(zmq.TCP_MAXRT, max(1000, int(lease * 2000)))
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = max(1, int(lease))
+    socket.tcp_keepalive_intvl = max(1, int(lease / 4))
+    socket.tcp_keepalive_cnt = 4
+    socket.tcp_maxrt = max(1000, int(lease * 2000))
 
 
 def store_socket(context: Context, lease: float, keys: CurveKeys | None) -> Socket:
@@ -67,12 +67,12 @@ def store_socket(context: Context, lease: float, keys: CurveKeys | None) -> Sock
     """
     socket = context.socket(zmq.ROUTER)
     _harden(socket, lease)
-    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-    socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
+    socket.backlog = _BACKLOG
+    socket.sndhwm = _WAITING_MESSAGES
     secure_server(socket, keys)
     # Sending to a peer that has left, or that does not read, is an error.
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.router_mandatory = 1
+    socket.router_handover = 1
     return socket
 
 
@@ -82,9 +82,9 @@ def node_socket(context: Context, lease: float, keys: CurveKeys | None, connect_
     """
     socket = context.socket(zmq.DEALER)
     _harden(socket, lease)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, connect_ms)
+    socket.sndhwm = 0
+    socket.reconnect_ivl = -1
+    socket.connect_timeout = connect_ms
     secure_client(socket, keys)
     return socket
 
