@@ -473,7 +473,7 @@ class Peers(Protocol):
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """Report that this pod stops because its trainers show no activity."""
 
-    def restart_asked(self, command: str) -> None:
+    def restart_asked(self, command: str, *, edited: bool) -> None:
         """Report that a user's command requested a restart of all processes of a collective job."""
 
     def pod_completed(self) -> None:
