@@ -44,6 +44,8 @@ sends its orders on this descriptor.
 """
 BREAKPOINT = "waits for `fleetrun debug"
 """The start of the activity of a process that waits for a debugger."""
+DEBUGGED = (BREAKPOINT, "is debugged at ")
+"""Starts of the activity of a process that a debugger stops."""
 IMPORTS_SUFFIX = ".imports"
 """Added to the path of PROBE_VARIABLE, it gives the path of the list of imports."""
 FILES_SUFFIX = ".files"

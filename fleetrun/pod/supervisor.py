@@ -467,14 +467,14 @@ class Supervisor:
         if not self._timers:  # otherwise a failed process waits for its own restart, which may also fail
             self._before = self._restarts, self._spent
         if container and (self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR):
-            self._publish(RestartAsked([container], command))
+            self._publish(RestartAsked([container], command, self._restarts))
             self._stopper.stop_one(container, partial(self._restart, [container], 0.0))
         elif self._peers is not None:
             self._peers.restart_asked(command, edited=not name)
         else:
             if not name:
                 self._restarts, self._spent = 0, NOTHING_SPENT
-            self._publish(RestartAsked(self._pod.containers, command))
+            self._publish(RestartAsked(self._pod.containers, command, self._restarts))
             self._stopper.notice = "restart"
             self._restart_all(0.0)
         return ""
