@@ -74,14 +74,22 @@ class Watch(Part):
     def _renew(self) -> None:
         """Expect that processes which start now read all files. Opening a file makes a network file system
         check its state, as the processes will.
+
+        Remove what Python has compiled from other states. Python compares sizes and whole seconds, and two
+        saves may share both. Only now can no process of the last attempt write it again.
         """
         assert self._pod is not None
-        paths = {*self._known, *(script_of(each.spec.argv) for each in self._pod.containers)}
+        known = {**self._noted(), **self._known}
+        paths = {*known, *(script_of(each.spec.argv) for each in self._pod.containers)}
         for path in paths:
             with suppress(OSError):
                 os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-        self._known = _states(paths)
-        self._handled = {}
+        states = _states(paths)
+        for path in paths:
+            if states[path] != known.get(path, states[path]):
+                with suppress(OSError):
+                    Path(cache_from_source(path)).unlink()
+        self._known, self._handled = states, {}
 
     def _look(self) -> None:
         """Look for changes, until the states are the same twice. A missing file is no change."""
@@ -158,9 +166,6 @@ class Watch(Part):
                 lines = "".join(traceback.format_exception_only(error)).splitlines()
                 self._launch.console.block([printable(each) for each in lines], level="ERROR")
                 return True
-        for path in changed:  # Python compares sizes and whole seconds, and two saves may share both
-            with suppress(OSError):
-                Path(cache_from_source(path)).unlink()
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         return not self._launch.interrupts.restart("", f"a change of {_named(next(iter(changed)))}{more}")
 

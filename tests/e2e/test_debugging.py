@@ -207,10 +207,11 @@ dist.destroy_process_group()
 
 def test_now_stops_a_rank_at_its_next_line(fleetrun: Fleetrun):
     script = fleetrun.script("""
-tell("ready", os.getpid())
 turns = 0
 while not Path("stop").exists():
     turns += 1
+    if turns == 1:
+        tell("ready", os.getpid())
     time.sleep(0.01)
 """)
     launch = fleetrun.start("--nproc_per_node", "2", "--no_debug", script)

@@ -174,6 +174,37 @@ def test_a_modification_time_of_0_is_an_edit(fleetrun: Fleetrun):
     assert launch.wait() in (0, 130)
 
 
+# Puts the compiled file of the old module back, as a process that imports it slowly.
+SLOW = """
+import own
+compiled = Path(own.__cached__)
+text = compiled.read_bytes()
+def put_back():
+    compiled.write_bytes(text)
+    os._exit(0)
+if ATTEMPT == 0:
+    on(signal.SIGTERM, put_back)
+tell("has", own.VALUE, ATTEMPT)
+stay()
+"""
+
+
+def test_a_process_that_compiles_the_old_module_late_does_not_hide_the_edit(fleetrun: Fleetrun):
+    edit(fleetrun, "own.py", "VALUE = 'a'")
+    second = 1_700_000_000 * 10**9
+    os.utime(fleetrun.folder / "own.py", ns=(second, second))
+    launch = fleetrun.start("--watch", fleetrun.script(SLOW))
+    launch.until_told("has a 0")
+    launch.until_ready(1)
+    aside = fleetrun.folder / ".aside"
+    aside.write_text("VALUE = 'b'")  # of the same size, in the same second
+    os.utime(aside, ns=(second + 1, second + 1))
+    aside.rename(fleetrun.folder / "own.py")
+    assert launch.until_told("has ", 2)[1] == "trainer.0 has b 1"
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130
+
+
 # ---- Several nodes
 
 
