@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fleetrun import files
 from fleetrun.aliases import Callback, Clock, Document, Environ, Fields
 from fleetrun.decoding import read_object
+from fleetrun.envs.channels import DEBUGGED
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, socket_at
-from fleetrun.pod.container import Container, Pod
+from fleetrun.pod.container import Container, Pod, Status
 from fleetrun.pod.events import Detail, Findings, lateness_fields, verdict_fields
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.record.goodput import Goodput, goodput_fields
@@ -321,12 +322,15 @@ class JobStatus(State):
         spec, process = container.spec, container.process
         alive = process is not None and process.exit is None
         known = self.processes.get(spec.name)
+        progress = self._progress(spec.name if alive else "")
+        doing = progress["activity"] or {"what": ""}
+        debugged = container.status is Status.RUNNING and doing["what"].startswith(DEBUGGED)
         return {
             "name": spec.name,
             "role": spec.label or str(spec.role),
             "rank": spec.rank,
             "index": spec.index,
-            "state": str(container.status),
+            "state": "debugged" if debugged else str(container.status),
             "alive": alive,
             "pid": process.pid if process is not None and alive else None,
             "attempt": container.restarts,
@@ -335,7 +339,7 @@ class JobStatus(State):
             "gpus": _gpus(spec.env),
             "ended": known and known.ended,
             "exit": known and known.code,
-            **self._progress(spec.name if alive else ""),
+            **progress,
         }
 
     def _progress(self, name: str) -> Document:

@@ -64,7 +64,7 @@ class Assignment:
     """This node's place in one generation.
 
     `attempts` counts the earlier generations of all nodes, and `restarts` the failures of the job so far.
-    `first`: this node ran in no earlier generation.
+    `first`: this node ran in no earlier generation. `edit`: see `Launch.edit`.
     """
 
     generation: int
@@ -74,6 +74,7 @@ class Assignment:
     attempts: int
     restarts: int
     spent: Spent
+    edit: str
 
 
 @frozen_by_name
@@ -93,7 +94,10 @@ class Outcome:
 
 
 class Pods(Protocol):
-    """A factory of this node's pods."""
+    """A factory of this node's pods. `edit`: see `Launch.edit`."""
+
+    @property
+    def edit(self) -> str: ...
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """Return the supervisor of this generation's pod. Raises LaunchError if the pod cannot be made."""
@@ -327,6 +331,7 @@ class Agent:
             attempts=round.attempts,
             restarts=round.restarts,
             spent=round.spent,
+            edit=round.edit,
         )
         self._loop.stop()
 
@@ -395,9 +400,10 @@ class Agent:
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         self._membership.note(_with(self._of(ended), fault))
 
-    def restart_asked(self, command: str) -> None:
+    def restart_asked(self, command: str, *, edited: bool) -> None:
         cause = self._cause(CauseKind.ASKED, f"restart by {command}", 1)
-        self._membership.failed(replace(cause, requested=True), True, 0.0)
+        edit = self._pods.edit if edited else ""
+        self._membership.failed(replace(cause, requested=True, edit=edit), True, 0.0)
 
     def pod_completed(self) -> None:
         self._membership.completed()
@@ -459,10 +465,10 @@ class Agent:
 
     def restart(self, name: str, command: str) -> str:
         """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
-        empty text.
+        empty text. No name: see `Supervisor.restart`.
         """
         if self._paused:
-            self.restart_asked(command)
+            self.restart_asked(command, edited=not name)
             return ""
         if self._supervisor is None or self._stopping:
             return "no process runs on this node, or all of them are stopping"

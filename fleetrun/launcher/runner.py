@@ -179,7 +179,7 @@ class PodRunner:
         self._loop.run()
         if not causes:
             return 0
-        self._session.publish(RestartAsked(containers, causes[0]))
+        self._session.publish(RestartAsked(containers, causes[0], 0))
         return 1 + max(each.restarts for each in containers)
 
     def pause(self) -> None:

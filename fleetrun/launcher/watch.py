@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import stat
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 
 from fleetrun.console.text import printable
-from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE
-from fleetrun.envs.contract import Role
-from fleetrun.launcher.parts import Event, Launch, Part, Reach
+from fleetrun.elastic.agent import Assignment
+from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE, TREE_VARIABLE
+from fleetrun.errors import LaunchError
+from fleetrun.launcher.parts import EDIT, Event, Launch, Part, Reach
 from fleetrun.pod.container import Pod
-from fleetrun.pod.events import Restarting
+from fleetrun.pod.events import RestartAsked, Restarting
 from fleetrun.pod.loop import Timer
 from fleetrun.pod.zygote import script_of
+from fleetrun.schedulers.tree_remote import TreeError, use
 
 _REST = 0.06  # seconds between two looks
 _SETTLE = 0.03  # seconds without another change, because editors write a file in several steps
 _MISSING = -1
+States = Mapping[str, int | str]
 
 
 class Watch(Part):
-    """A part of a launch with --watch. States are modification times in nanoseconds."""
+    """A part of a launch with --watch. States are modification times in nanoseconds.
+
+    With --sync, the processes run in a copy of the code, which never changes. When all nodes have a copy with
+    later edits, its name arrives on stdin. The round after a restart by an edit has this name, so that all
+    nodes run the same copy. A file that differs in the copy has the name as its state.
+    """
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
         self._pod: Pod | None = None
-        self._known: Mapping[str, int] = {}
+        self._known: States = {}
         """The states that the processes have read, or will read, by path."""
-        self._last: Mapping[str, int] = {}
+        self._last: States = {}
         """The states at the last look."""
-        self._handled: Mapping[str, int] = {}
+        self._handled: States = {}
         """The changes that led to a restart or to an error."""
         self._timer = Timer()
+        self._used: object = None
+        """Keeps the copy in which the processes run."""
+        if TREE_VARIABLE in os.environ:
+            launch.loop.add(0, self._offered)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         self._pod = pod
@@ -46,8 +59,14 @@ class Watch(Part):
         self._look()
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, Restarting):
-            self._renew()
+        match event:
+            case Assignment():
+                self._launch.edit = max(self._launch.edit, event.edit)
+                self._enter(event.edit)
+            case RestartAsked() if self._pod is not None and event.containers == self._pod.containers:
+                self._enter(self._launch.edit)
+            case Restarting():
+                self._renew()
 
     def close(self, urgent: int) -> None:
         self._timer.cancel()
@@ -55,19 +74,29 @@ class Watch(Part):
     def _renew(self) -> None:
         """Expect that processes which start now read all files. Opening a file makes a network file system
         check its state, as the processes will.
+
+        Remove what Python has compiled from other states. Python compares sizes and whole seconds, and two
+        saves may share both. Only now can no process of the last attempt write it again.
         """
         assert self._pod is not None
-        paths = {*self._known, *(script_of(each.spec.argv) for each in self._pod.containers)}
+        known = {**self._noted(), **self._known}
+        paths = {*known, *(script_of(each.spec.argv) for each in self._pod.containers)}
         for path in paths:
             with suppress(OSError):
                 os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-        self._known = _states(paths)
-        self._handled = {}
+        states = _states(paths)
+        for path in paths:
+            if states[path] != known.get(path, states[path]):
+                with suppress(OSError):
+                    Path(cache_from_source(path)).unlink()
+        self._known, self._handled = states, {}
 
     def _look(self) -> None:
         """Look for changes, until the states are the same twice. A missing file is no change."""
         known = self._known = {**self._noted(), **self._known}
         states = _states(known)
+        if TREE_VARIABLE in os.environ:
+            states = {**known, **dict.fromkeys(filter(self._differs, known), self._launch.edit)}
         changed = {path: now for path, now in states.items() if now not in (_MISSING, known[path])}
         settled = states == self._last
         self._last = states
@@ -75,23 +104,61 @@ class Watch(Part):
             self._handled = changed
         self._timer = self._launch.loop.after(_REST if settled else _SETTLE, self._look)
 
+    # ---- With --sync
+
+    def _offered(self) -> None:
+        lines = os.read(0, 1 << 16).split(b"\n")
+        if len(lines) > 1:
+            self._launch.edit = lines[-2].decode()
+        else:  # the connection is lost
+            self._launch.loop.remove(0)
+
+    def _in_copy(self, path: str) -> str:
+        """Return the path of a file in the last copy."""
+        return path.replace(os.environ.get(TREE_VARIABLE, "\0"), self._launch.edit[EDIT:])
+
+    def _differs(self, path: str) -> bool:
+        other = self._in_copy(path)
+        if other == path or not Path(other).is_file():
+            return False
+        return not (Path(path).is_file() and filecmp.cmp(path, other, shallow=False))
+
+    def _enter(self, edit: str) -> None:
+        """Let the processes that start now run in this copy. Raises LaunchError."""
+        now, then = os.environ.get(TREE_VARIABLE, ""), edit[EDIT:]
+        if then in ("", now):
+            return
+        trees, _, inside = str(Path.cwd()).partition(now)
+        try:
+            self._used = use(Path(trees), then, inside.lstrip("/"))
+        except TreeError as error:
+            raise LaunchError(f"this node cannot run the last edit: {error}") from None
+        self._known = {path.replace(now, then): state for path, state in self._known.items()}
+        for notes in self._notes():
+            notes.unlink(missing_ok=True)
+
+    # ---- Files
+
+    def _notes(self) -> list[Path]:
+        there = self._pod.containers if self._pod is not None else ()
+        return [Path(each.spec.env[PROBE_VARIABLE] + FILES_SUFFIX) for each in there]
+
     def _noted(self) -> dict[str, int]:
         """Return the states of the modules that the processes have imported."""
         found: dict[str, int] = {}
-        for each in self._pod.containers if self._pod is not None else ():
+        for notes in self._notes():
             with suppress(OSError, ValueError):
-                notes = Path(each.spec.env[PROBE_VARIABLE] + FILES_SUFFIX).read_bytes()
-                for line in notes.splitlines():
+                for line in notes.read_bytes().splitlines():
                     state, path = line.split(b" ", 1)
                     found.setdefault(os.fsdecode(path), int(state))
         return found
 
-    def _answer(self, changed: Mapping[str, int]) -> bool:
+    def _answer(self, changed: States) -> bool:
         """Restart, or show why not. Return False if the job cannot restart now."""
         for path in changed:
             try:
                 if path.endswith(".py"):
-                    _check_syntax(path)
+                    _check_syntax(self._in_copy(path))
             except OSError:
                 return False
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -99,17 +166,11 @@ class Watch(Part):
                 lines = "".join(traceback.format_exception_only(error)).splitlines()
                 self._launch.console.block([printable(each) for each in lines], level="ERROR")
                 return True
-        assert self._pod is not None
-        there = [each for each in self._pod.containers if each.spec.role is not Role.EVALUATOR]
-        name = next((each for each in there if each.alive), there[0]).spec.name
-        for path in changed:  # Python compares sizes and whole seconds, and two saves may share both
-            with suppress(OSError):
-                Path(cache_from_source(path)).unlink()
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return not self._launch.interrupts.restart(name, f"a change of {_named(next(iter(changed)))}{more}")
+        return not self._launch.interrupts.restart("", f"a change of {_named(next(iter(changed)))}{more}")
 
 
-def _states(paths: Mapping[str, int] | set[str]) -> dict[str, int]:
+def _states(paths: Iterable[str]) -> States:
     """Return the states of files. The time of a directory changes with any file in it, and a pipe blocks."""
     found = dict.fromkeys(paths, _MISSING)
     for path in paths:

@@ -124,7 +124,9 @@ class State:
         if any(each is not None and each.role != "evaluator" for each in there):
             self.state = "restarting"
 
-    on_restart_asked = on_restarting
+    def on_restart_asked(self, line: Fields) -> None:
+        self.restarted = line.get("restarts", self.restarted)
+        self.on_restarting(line)
 
     def on_leaving(self, line: Fields) -> None:
         self.state = "leaving"

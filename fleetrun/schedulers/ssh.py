@@ -14,13 +14,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Callback, Strings
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
@@ -28,7 +30,7 @@ from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import ENDED, MARK, STARTED
-from fleetrun.schedulers.tree import Tree, tree_of_job
+from fleetrun.schedulers.tree import Tree, read_tree, times_of, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
 
 if TYPE_CHECKING:
@@ -108,9 +110,9 @@ class Link:
             self._paused = False
             self._loop.add(self._fds[1], partial(self._readable, 1))
 
-    def beat(self) -> None:
-        """Send a heartbeat."""
-        self._write(b"\n")
+    def beat(self, line: bytes = b"") -> None:
+        """Send a line, or a heartbeat."""
+        self._write(line + b"\n")
 
     def signal(self, number: int) -> None:
         """Send a signal to the remote fleetrun. If it has not started, end the connection."""
@@ -281,6 +283,8 @@ class HostGroup:
         self._links: list[Link] = []
         self._code = 0
         self._asked = 0
+        self._calls: deque[Callback] = deque()
+        self._called = os.eventfd(0)
 
     def run(self, commands: dict[str, list[str]], env: dict[str, str]) -> int:
         """Run all commands, by host. Return the exit code of the first failure."""
@@ -289,6 +293,7 @@ class HostGroup:
         console.attach(loop, self._room)
         loop.add(self._signals.fileno(), self._signalled)
         loop.add(self._guard.fileno(), self._guard_lost)
+        loop.add(self._called, self._answer_calls)
         # The first line that the far end reads. It holds the environment with the secrets of the job, the
         # longest silence, and the time that processes then have to end.
         settings = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
@@ -310,6 +315,24 @@ class HostGroup:
         for link in self._alive:
             link.beat()
         self._loop.after(self._pace.heartbeat_timeout / _BEATS, self._beat)
+
+    # ---- edits
+
+    def call(self, act: Callback) -> None:
+        """Call `act` in the loop. Other threads may call this."""
+        self._calls.append(act)
+        os.eventfd_write(self._called, 1)
+
+    def _answer_calls(self) -> None:
+        os.eventfd_read(self._called)
+        while self._calls:
+            self._calls.popleft()()
+
+    def offer(self, digest: str, sent: str) -> None:
+        """Offer a tree to the job. All hosts have it, as `sent` describes."""
+        self._console.info(sent)
+        for link in self._alive:
+            link.beat(b"edit %d %s" % (time.time_ns(), digest.encode()))
 
     # ---- output
 
@@ -377,6 +400,7 @@ class HostGroup:
 
 # ---- The scheduler
 
+_REST = 0.1  # seconds between two looks at the working tree
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
@@ -401,33 +425,62 @@ class Ssh:
         if settings.dry_run:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
             return 0
-        if tree is not None:
-            _send(job, tree)
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
-        return HostGroup(job.console, job.signals, job.guard, pace).run(commands, env)
+        group = HostGroup(job.console, job.signals, job.guard, pace)
+        if tree is not None:
+            job.console.info(_send(job, tree, job.signals))
+            if settings.watch:
+                Thread(target=_follow, args=(job, tree, group), daemon=True).start()
+        return group.run(commands, env)
 
 
-def _send(job: Submission, tree: Tree) -> None:
-    """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError."""
+def _follow(job: Submission, tree: Tree, group: HostGroup) -> None:
+    """Send later states of the working tree to all hosts, and then offer them to the job, in a thread."""
+    paths, seen, last = tree.paths, {"": 0}, {"": 0}
+    while True:
+        began = time.thread_time()
+        now = times_of(paths)
+        rest = max(_REST, 20 * (time.thread_time() - began))
+        if now == last != seen:
+            seen = now
+            try:
+                found = read_tree(str(tree.root), Path(job.logs))
+                if found.digest != tree.digest:
+                    group.call(partial(group.offer, found.digest, _send(job, found, None)))
+                tree, paths = found, found.paths
+            except LaunchError as error:
+                text = f"{error.message}; the job keeps the code that it has"
+                group.call(partial(job.console.error, text))
+        last = now
+        time.sleep(rest)
+
+
+def _send(job: Submission, tree: Tree, signals: Signals | None) -> str:
+    """Send the tree to the hosts that lack it, over separate connections. Describe this. Raises LaunchError.
+
+    Without `signals`, as in a thread, send the tree to all hosts.
+    """
 
     def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
         words = shlex.join(tree.receiver(job.options.python, verb))
         commands = {host: client_command(job, host, words) for host in hosts}
-        answers = run_programs(commands, given, job.environ, job.signals, job.guard)
+        answers = run_programs(commands, given, job.environ, signals, job.guard)
         _check_answers(answers, 0 if given is not None else NOT_HERE)
         return answers
 
     hosts = job.settings.ips
-    without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
+    without = list(hosts)
+    if signals:
+        without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
     if without:
         with tree.archive() as archive:
-            if os.fstat(archive.fileno()).st_size > _LARGE:
+            if signals and os.fstat(archive.fileno()).st_size > _LARGE:
                 job.console.info(f"Code: {tree.text}, sending to {', '.join(without)}")
             on_all("unpack", without, archive)
     had, all_hosts = len(hosts) - len(without), plural(len(hosts), "host")
     sent = f"sent to {len(without)} of {all_hosts}" if without else f"{all_hosts} had it"
     there = f"; {had} had it" if had and without else ""
-    job.console.info(f"Code: {tree.text}, {sent}{there}")
+    return f"Code: {tree.text}, {sent}{there}"
 
 
 def _check_answers(answers: Mapping[str, Answer], other: int) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from fleetrun import values
@@ -74,6 +74,12 @@ class Tree:
         """Its size, such as `214 files, 1.2 MB`."""
         files = sum(each.kind != "d" for each in self.entries)
         return f"{plural(files, 'file')}, {byte_size(sum(each.size for each in self.entries))}"
+
+    @property
+    def paths(self) -> Collection[str]:
+        """The paths of its entries and of all directories above them."""
+        names = [PurePosixPath(each.name) for each in self.entries]
+        return {str(self.root / each) for name in names for each in (name, *name.parents)}
 
     def renamed(self, script: str) -> str:
         """Turn an absolute path into this tree into a path relative to the directory of the job."""
@@ -211,6 +217,15 @@ def _renamed_in(job_file: Fields, tree: Tree) -> Document:
 
 
 # ---- Reading a tree
+
+
+def times_of(paths: Iterable[str]) -> dict[str, int]:
+    """Return when these files and directories last changed. A new file changes its directory."""
+    found = {}
+    for path in paths:
+        with suppress(OSError):
+            found[path] = os.lstat(path).st_ctime_ns
+    return found
 
 
 def read_tree(folder: str, logs: Path, *, heed: Heed = _nothing) -> Tree:

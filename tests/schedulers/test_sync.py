@@ -138,3 +138,42 @@ def test_two_launches_at_once_share_one_copy(over_ssh: OverSsh, project: Path):
         assert launch.wait() == 0, launch
     (first,), (second,) = (launch.told("in") for launch in launches)
     assert first.split()[2] == second.split()[2]
+
+
+# ---- With --watch
+
+
+WATCHED = "from telling import *\nimport helper\ntell('in', os.getcwd(), helper.WORD)\nstay()\n"
+
+
+def write(project: Path, name: str, text: str) -> None:
+    """As editors do."""
+    (project / ".gate-aside").write_text(text)
+    (project / ".gate-aside").rename(project / name)
+
+
+def words_of(launch: Launch, word: str) -> list[str]:
+    """Tell where both ranks run this word of the helper."""
+    launch.until(lambda: len([each for each in launch.told(" in ") if each.endswith(f" {word}")]) == 2, word)
+    return [each.split()[2] for each in launch.told(" in ") if each.endswith(f" {word}")]
+
+
+def test_an_edit_reaches_all_hosts_before_the_ranks_start_again(over_ssh: OverSsh, project: Path):
+    write(project, "train.py", WATCHED)
+    write(project, "helper.py", "WORD = 'one'")
+    launch = over_ssh.start("--sync=.", "--watch", "train.py")
+    words_of(launch, "one")
+    write(project, "unused.py", "")
+    launch.until(lambda: launch.err.count("sent to 2 of 2 hosts") == 2)
+    write(project, "helper.py", "WORD = 'two'")
+    places = words_of(launch, "two")
+    assert len({Path(each).name for each in places}) == 1
+    assert all(f"/{host}/" in each for each, host in zip(sorted(places), HOSTS, strict=True))
+    write(project, "helper.py", "WORD = ")
+    launch.until_err("helper.py does not compile")
+    write(project, "helper.py", "WORD = 'three'")
+    words_of(launch, "three")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    assert len(launch.told(" in ")) == 6
+    assert launch.err.count("restart by a change of helper.py; all nodes restart") == 4
