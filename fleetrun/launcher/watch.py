@@ -124,11 +124,12 @@ class Watch(Part):
 
     def _enter(self, edit: str) -> None:
         """Let the processes that start now run in this copy. Raises LaunchError."""
-        if edit[_TIME:] not in ("", self._tree):
+        tree = edit[_TIME:]
+        if tree not in ("", self._tree):
             trees, _, inside = str(Path.cwd()).partition(self._tree)
-            self._tree = edit[_TIME:]
-            self._used = use(Path(trees), self._tree, inside[1:])
-            self._known = {}
+            # The file of the last copy is closed with its last reference, which is this one.
+            self._used = use(Path(trees), tree, inside[1:])
+            self._tree, self._known = tree, {}
 
     # ---- Files
 
