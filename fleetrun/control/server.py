@@ -25,7 +25,7 @@ from fleetrun.envs.channels import DEBUGGED
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, socket_at
-from fleetrun.pod.container import Container, Pod, Status
+from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.events import Detail, Findings, lateness_fields, verdict_fields
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.record.goodput import Goodput, goodput_fields
@@ -322,15 +322,12 @@ class JobStatus(State):
         spec, process = container.spec, container.process
         alive = process is not None and process.exit is None
         known = self.processes.get(spec.name)
-        progress = self._progress(spec.name if alive else "")
-        doing = progress["activity"] or {"what": ""}
-        debugged = container.status is Status.RUNNING and doing["what"].startswith(DEBUGGED)
         return {
             "name": spec.name,
             "role": spec.label or str(spec.role),
             "rank": spec.rank,
             "index": spec.index,
-            "state": "debugged" if debugged else str(container.status),
+            "state": str(container.status),
             "alive": alive,
             "pid": process.pid if process is not None and alive else None,
             "attempt": container.restarts,
@@ -339,7 +336,7 @@ class JobStatus(State):
             "gpus": _gpus(spec.env),
             "ended": known and known.ended,
             "exit": known and known.code,
-            **progress,
+            **self._progress(spec.name if alive else ""),
         }
 
     def _progress(self, name: str) -> Document:
@@ -360,6 +357,7 @@ class JobStatus(State):
             "server": report.server or None,
             "tables": report.tables or None,
             "hot": report.hot or None,
+            **({"state": "debugged"} if activity and activity.what.startswith(DEBUGGED) else {}),
         }
 
 

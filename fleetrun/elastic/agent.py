@@ -64,7 +64,7 @@ class Assignment:
     """This node's place in one generation.
 
     `attempts` counts the earlier generations of all nodes, and `restarts` the failures of the job so far.
-    `first`: this node ran in no earlier generation. `edit`: see `Launch.edit`.
+    `first`: this node ran in no earlier generation. `edit`: see `Round`.
     """
 
     generation: int
@@ -94,10 +94,7 @@ class Outcome:
 
 
 class Pods(Protocol):
-    """A factory of this node's pods. `edit`: see `Launch.edit`."""
-
-    @property
-    def edit(self) -> str: ...
+    """A factory of this node's pods."""
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """Return the supervisor of this generation's pod. Raises LaunchError if the pod cannot be made."""
@@ -400,9 +397,8 @@ class Agent:
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         self._membership.note(_with(self._of(ended), fault))
 
-    def restart_asked(self, command: str, *, edited: bool) -> None:
+    def restart_asked(self, command: str, edit: str) -> None:
         cause = self._cause(CauseKind.ASKED, f"restart by {command}", 1)
-        edit = self._pods.edit if edited else ""
         self._membership.failed(replace(cause, requested=True, edit=edit), True, 0.0)
 
     def pod_completed(self) -> None:
@@ -463,16 +459,16 @@ class Agent:
             self.publish(Departing(why, requested))
             self.ended(code)
 
-    def restart(self, name: str, command: str) -> str:
+    def restart(self, name: str, command: str, edit: str = "") -> str:
         """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
-        empty text. No name: see `Supervisor.restart`.
+        empty text. `edit`: see `Supervisor.restart`.
         """
         if self._paused:
-            self.restart_asked(command, edited=not name)
+            self.restart_asked(command, edit)
             return ""
         if self._supervisor is None or self._stopping:
             return "no process runs on this node, or all of them are stopping"
-        return self._supervisor.restart(name, command)
+        return self._supervisor.restart(name, command, edit)
 
     def guard_lost(self) -> None:
         """Leave the job immediately, because without the guard nothing cleans up after this process."""

@@ -15,7 +15,6 @@ from fleetrun.aliases import Clock, Fields, Strings
 from fleetrun.console.console import Console
 from fleetrun.console.text import printable
 from fleetrun.control.server import JobStatus, Others
-from fleetrun.envs.channels import TREE_VARIABLE
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.pod.container import Pod
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 
 Event: TypeAlias = "PodEvent | NodeEvent"
 """An event on this node, or between the nodes of the job. `LaunchSession.publish` receives all of them."""
-
-EDIT = 20
-"""Length of the time in `Launch.edit`, in nanoseconds and with a space."""
 
 PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
     "ranks": lambda its: True,
@@ -88,8 +84,6 @@ class Launch:
         self.console = console
         self.loop = loop
         self.interrupts = interrupts
-        self.edit = "0" * EDIT + os.environ.get(TREE_VARIABLE, "")
-        """With --sync, the last copy of the code that all nodes have (--watch), after a time."""
         self.runtime = files.run_folder(os.environ)
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self.wall: Clock = lambda: booted + time.clock_gettime(time.CLOCK_BOOTTIME)

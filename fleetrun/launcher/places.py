@@ -36,10 +36,6 @@ class PodFactory:
         self._host = host
         self._runner = runner
 
-    @property
-    def edit(self) -> str:
-        return self._launch.edit
-
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
     ) -> Callback:

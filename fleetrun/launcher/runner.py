@@ -169,7 +169,7 @@ class PodRunner:
         assert self._pod is not None
         containers, causes = self._pod.containers, []
 
-        def restart(name: str, command: str) -> str:
+        def restart(name: str, command: str, edit: str) -> str:
             causes.append(command)
             self._loop.stop()
             return ""

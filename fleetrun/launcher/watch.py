@@ -7,7 +7,7 @@ import os
 import stat
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -15,18 +15,17 @@ from pathlib import Path
 from fleetrun.console.text import printable
 from fleetrun.elastic.agent import Assignment
 from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE, TREE_VARIABLE
-from fleetrun.errors import LaunchError
-from fleetrun.launcher.parts import EDIT, Event, Launch, Part, Reach
+from fleetrun.launcher.parts import Event, Launch, Part, Reach
 from fleetrun.pod.container import Pod
 from fleetrun.pod.events import RestartAsked, Restarting
 from fleetrun.pod.loop import Timer
 from fleetrun.pod.zygote import script_of
-from fleetrun.schedulers.tree_remote import TreeError, use
+from fleetrun.schedulers.tree_remote import use
 
 _REST = 0.06  # seconds between two looks
 _SETTLE = 0.03  # seconds without another change, because editors write a file in several steps
 _MISSING = -1
-States = Mapping[str, int | str]
+_TIME = 20  # characters of the time in an edit, in nanoseconds and with a space
 
 
 class Watch(Part):
@@ -34,22 +33,23 @@ class Watch(Part):
 
     With --sync, the processes run in a copy of the code, which never changes. When all nodes have a copy with
     later edits, its name arrives on stdin. The round after a restart by an edit has this name, so that all
-    nodes run the same copy. A file that differs in the copy has the name as its state.
+    nodes run the same copy. The state of a file that differs in the copy belongs to the edit.
     """
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
         self._pod: Pod | None = None
-        self._known: States = {}
+        self._known: Mapping[str, int] = {}
         """The states that the processes have read, or will read, by path."""
-        self._last: States = {}
+        self._last: Mapping[str, int] = {}
         """The states at the last look."""
-        self._handled: States = {}
+        self._handled: Mapping[str, int] = {}
         """The changes that led to a restart or to an error."""
         self._timer = Timer()
-        self._used: object = None
-        """Keeps the copy in which the processes run."""
-        if TREE_VARIABLE in os.environ:
+        self._tree = os.environ.get(TREE_VARIABLE, "")
+        self._edit = "0" * _TIME + self._tree
+        """The time of the last edit, and the copy with it. Without --sync, they do not change."""
+        if self._tree:
             launch.loop.add(0, self._offered)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
@@ -61,10 +61,10 @@ class Watch(Part):
     def handle(self, event: Event) -> None:
         match event:
             case Assignment():
-                self._launch.edit = max(self._launch.edit, event.edit)
+                self._edit = max(self._edit, event.edit)
                 self._enter(event.edit)
-            case RestartAsked() if self._pod is not None and event.containers == self._pod.containers:
-                self._enter(self._launch.edit)
+            case RestartAsked() if self._pod and event.containers == self._pod.containers:
+                self._enter(self._edit)
             case Restarting():
                 self._renew()
 
@@ -95,8 +95,8 @@ class Watch(Part):
         """Look for changes, until the states are the same twice. A missing file is no change."""
         known = self._known = {**self._noted(), **self._known}
         states = _states(known)
-        if TREE_VARIABLE in os.environ:
-            states = {**known, **dict.fromkeys(filter(self._differs, known), self._launch.edit)}
+        if self._tree:
+            states = {**known, **dict.fromkeys(filter(self._differs, known), hash(self._edit))}
         changed = {path: now for path, now in states.items() if now not in (_MISSING, known[path])}
         settled = states == self._last
         self._last = states
@@ -107,53 +107,44 @@ class Watch(Part):
     # ---- With --sync
 
     def _offered(self) -> None:
-        lines = os.read(0, 1 << 16).split(b"\n")
-        if len(lines) > 1:
-            self._launch.edit = lines[-2].decode()
+        if lines := os.read(0, 1 << 16).splitlines():
+            self._edit = lines[-1].decode()
         else:  # the connection is lost
             self._launch.loop.remove(0)
 
     def _in_copy(self, path: str) -> str:
         """Return the path of a file in the last copy."""
-        return path.replace(os.environ.get(TREE_VARIABLE, "\0"), self._launch.edit[EDIT:])
+        return path.replace(self._tree, self._edit[_TIME:])
 
     def _differs(self, path: str) -> bool:
         other = self._in_copy(path)
-        if other == path or not Path(other).is_file():
-            return False
-        return not (Path(path).is_file() and filecmp.cmp(path, other, shallow=False))
+        with suppress(OSError):
+            return other != path and not filecmp.cmp(path, other, shallow=False)
+        return Path(other).is_file()
 
     def _enter(self, edit: str) -> None:
         """Let the processes that start now run in this copy. Raises LaunchError."""
-        now, then = os.environ.get(TREE_VARIABLE, ""), edit[EDIT:]
-        if then in ("", now):
-            return
-        trees, _, inside = str(Path.cwd()).partition(now)
-        try:
-            self._used = use(Path(trees), then, inside.lstrip("/"))
-        except TreeError as error:
-            raise LaunchError(f"this node cannot run the last edit: {error}") from None
-        self._known = {path.replace(now, then): state for path, state in self._known.items()}
-        for notes in self._notes():
-            notes.unlink(missing_ok=True)
+        tree = edit[_TIME:]
+        if tree not in ("", self._tree):
+            trees, _, inside = str(Path.cwd()).partition(self._tree)
+            # The file of the last copy is closed with its last reference, which is this one.
+            self._used = use(Path(trees), tree, inside[1:])
+            self._tree, self._known = tree, {}
 
     # ---- Files
-
-    def _notes(self) -> list[Path]:
-        there = self._pod.containers if self._pod is not None else ()
-        return [Path(each.spec.env[PROBE_VARIABLE] + FILES_SUFFIX) for each in there]
 
     def _noted(self) -> dict[str, int]:
         """Return the states of the modules that the processes have imported."""
         found: dict[str, int] = {}
-        for notes in self._notes():
+        for each in self._pod.containers if self._pod is not None else ():
             with suppress(OSError, ValueError):
-                for line in notes.read_bytes().splitlines():
+                notes = Path(each.spec.env[PROBE_VARIABLE] + FILES_SUFFIX).read_bytes()
+                for line in notes.splitlines():
                     state, path = line.split(b" ", 1)
                     found.setdefault(os.fsdecode(path), int(state))
         return found
 
-    def _answer(self, changed: States) -> bool:
+    def _answer(self, changed: Mapping[str, int]) -> bool:
         """Restart, or show why not. Return False if the job cannot restart now."""
         for path in changed:
             try:
@@ -167,10 +158,11 @@ class Watch(Part):
                 self._launch.console.block([printable(each) for each in lines], level="ERROR")
                 return True
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return not self._launch.interrupts.restart("", f"a change of {_named(next(iter(changed)))}{more}")
+        what = f"a change of {_named(next(iter(changed)))}{more}"
+        return not self._launch.interrupts.restart("", what, self._edit)
 
 
-def _states(paths: Iterable[str]) -> States:
+def _states(paths: Mapping[str, int] | set[str]) -> dict[str, int]:
     """Return the states of files. The time of a directory changes with any file in it, and a pipe blocks."""
     found = dict.fromkeys(paths, _MISSING)
     for path in paths:

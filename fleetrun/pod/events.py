@@ -477,8 +477,10 @@ class Peers(Protocol):
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """Report that this pod stops because its trainers show no activity."""
 
-    def restart_asked(self, command: str, *, edited: bool) -> None:
-        """Report that a user's command requested a restart of all processes of a collective job."""
+    def restart_asked(self, command: str, edit: str) -> None:
+        """Report that a user's command requested a restart of all processes of a collective job. `edit`: see
+        `Supervisor.restart`.
+        """
 
     def pod_completed(self) -> None:
         """Report that all trainers of this node ended successfully."""

@@ -450,19 +450,19 @@ class Supervisor:
 
     # ---- a restart on request of a user
 
-    def restart(self, name: str, command: str) -> str:
+    def restart(self, name: str, command: str, edit: str = "") -> str:
         """Restart this container for a `command` of fleetrun, without counting a failure.
 
-        In collective mode, all containers on all nodes restart. Without a name, they restart after an edit,
-        and failures count anew. Return the reason for a refusal, or an empty string.
+        In collective mode, all containers on all nodes restart. After an `edit` (`Cause.edit`), they do
+        so without a name, and failures count anew. Return the reason for a refusal, or an empty string.
         """
         there = {each.spec.name: each for each in self._pod.containers}
         container = there.get(name)
-        if name and container is None:
+        if not (container or edit):
             return f"this node has no process {name}"
         if self._phase is not Phase.WATCHING or self._stopper.stops_one(name):
             return "the process is restarting or stopping already"
-        if container is not None and not container.alive:
+        if container and not container.alive:
             return f"{container.spec.title} does not run"
         if not self._timers:  # otherwise a failed process waits for its own restart, which may also fail
             self._before = self._restarts, self._spent
@@ -470,9 +470,9 @@ class Supervisor:
             self._publish(RestartAsked([container], command, self._restarts))
             self._stopper.stop_one(container, partial(self._restart, [container], 0.0))
         elif self._peers is not None:
-            self._peers.restart_asked(command, edited=not name)
+            self._peers.restart_asked(command, edit)
         else:
-            if not name:
+            if edit:
                 self._restarts, self._spent = 0, NOTHING_SPENT
             self._publish(RestartAsked(self._pod.containers, command, self._restarts))
             self._stopper.notice = "restart"

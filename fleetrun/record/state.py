@@ -120,13 +120,12 @@ class State:
             self._stop(line, why)
 
     def on_restarting(self, line: Fields) -> None:
+        self.restarted = line.get("restarts", self.restarted)
         there = (self.processes.get(each) for each in line["containers"])
         if any(each is not None and each.role != "evaluator" for each in there):
             self.state = "restarting"
 
-    def on_restart_asked(self, line: Fields) -> None:
-        self.restarted = line.get("restarts", self.restarted)
-        self.on_restarting(line)
+    on_restart_asked = on_restarting
 
     def on_leaving(self, line: Fields) -> None:
         self.state = "leaving"

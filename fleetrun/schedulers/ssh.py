@@ -17,12 +17,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING
 
-from fleetrun.aliases import Callback, Strings
+from fleetrun.aliases import Strings
+from fleetrun.console.console import sinks
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
@@ -97,7 +100,7 @@ class Link:
         loop.add(self._pidfd, self._ended)
         loop.add(self._fds[1], partial(self._readable, 1))
         loop.add(self._fds[2], partial(self._readable, 2))
-        self._write(orders)
+        self.send(orders)
 
     def pause(self) -> None:
         """Stop reading the job's output for now, because its reader is slow."""
@@ -110,14 +113,16 @@ class Link:
             self._paused = False
             self._loop.add(self._fds[1], partial(self._readable, 1))
 
-    def beat(self, line: bytes = b"") -> None:
+    def send(self, line: bytes = b"") -> None:
         """Send a line, or a heartbeat."""
-        self._write(line + b"\n")
+        if self.alive:
+            with contextlib.suppress(OSError):  # a broken link will be noticed at its end
+                os.write(self._fds[0], line + b"\n")
 
     def signal(self, number: int) -> None:
         """Send a signal to the remote fleetrun. If it has not started, end the connection."""
         if self.started:
-            self._write(b"signal %d\n" % number)
+            self.send(b"signal %d" % number)
         else:
             self.cut()
 
@@ -126,11 +131,6 @@ class Link:
         if self.alive:
             self._cut = True
             self._process.kill()
-
-    def _write(self, data: bytes) -> None:
-        if self.alive:
-            with contextlib.suppress(OSError):  # a broken link will be noticed at its end
-                os.write(self._fds[0], data)
 
     def _readable(self, stream: int) -> None:
         self._read(stream)
@@ -283,8 +283,6 @@ class HostGroup:
         self._links: list[Link] = []
         self._code = 0
         self._asked = 0
-        self._calls: deque[Callback] = deque()
-        self._called = os.eventfd(0)
 
     def run(self, commands: dict[str, list[str]], env: dict[str, str]) -> int:
         """Run all commands, by host. Return the exit code of the first failure."""
@@ -293,11 +291,10 @@ class HostGroup:
         console.attach(loop, self._room)
         loop.add(self._signals.fileno(), self._signalled)
         loop.add(self._guard.fileno(), self._guard_lost)
-        loop.add(self._called, self._answer_calls)
         # The first line that the far end reads. It holds the environment with the secrets of the job, the
         # longest silence, and the time that processes then have to end.
         settings = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
-        orders = json.dumps(settings).encode() + b"\n"
+        orders = json.dumps(settings).encode()
         for number, (host, argv) in enumerate(commands.items()):
             label = console.label(host, width, number) if len(commands) > 1 else b""
             link = Link(host, partial(self._show, label), self._over)
@@ -313,26 +310,15 @@ class HostGroup:
 
     def _beat(self) -> None:
         for link in self._alive:
-            link.beat()
+            link.send()
         self._loop.after(self._pace.heartbeat_timeout / _BEATS, self._beat)
 
     # ---- edits
 
-    def call(self, act: Callback) -> None:
-        """Call `act` in the loop. Other threads may call this."""
-        self._calls.append(act)
-        os.eventfd_write(self._called, 1)
-
-    def _answer_calls(self) -> None:
-        os.eventfd_read(self._called)
-        while self._calls:
-            self._calls.popleft()()
-
-    def offer(self, digest: str, sent: str) -> None:
-        """Offer a tree to the job. All hosts have it, as `sent` describes."""
-        self._console.info(sent)
+    def offer(self, digest: str) -> None:
+        """Offer a tree, which all hosts have, to the job. Another thread may call this."""
         for link in self._alive:
-            link.beat(b"edit %d %s" % (time.time_ns(), digest.encode()))
+            link.send(b"edit %d %s" % (time.time_ns(), digest.encode()))
 
     # ---- output
 
@@ -401,6 +387,7 @@ class HostGroup:
 # ---- The scheduler
 
 _REST = 0.1  # seconds between two looks at the working tree
+_MORE = 0.00005  # seconds more for each path in it
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
@@ -428,7 +415,7 @@ class Ssh:
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
         group = HostGroup(job.console, job.signals, job.guard, pace)
         if tree is not None:
-            job.console.info(_send(job, tree, job.signals))
+            _send(job, tree, job.signals)
             if settings.watch:
                 Thread(target=_follow, args=(job, tree, group), daemon=True).start()
         return group.run(commands, env)
@@ -436,27 +423,28 @@ class Ssh:
 
 def _follow(job: Submission, tree: Tree, group: HostGroup) -> None:
     """Send later states of the working tree to all hosts, and then offer them to the job, in a thread."""
-    paths, seen, last = tree.paths, {"": 0}, {"": 0}
+    job = replace(job, console=copy(job.console))  # the loop uses the other one, with its own outputs
+    job.console.out, job.console.err = sinks()
+    paths = tree.paths
+    seen = last = times_of(())
     while True:
-        began = time.thread_time()
         now = times_of(paths)
-        rest = max(_REST, 20 * (time.thread_time() - began))
         if now == last != seen:
             seen = now
             try:
                 found = read_tree(str(tree.root), Path(job.logs))
                 if found.digest != tree.digest:
-                    group.call(partial(group.offer, found.digest, _send(job, found, None)))
+                    _send(job, found)
+                    group.offer(found.digest)
                 tree, paths = found, found.paths
-            except LaunchError as error:
-                text = f"{error.message}; the job keeps the code that it has"
-                group.call(partial(job.console.error, text))
+            except (LaunchError, OSError) as error:
+                job.console.error(f"{error}; the job keeps the code that it has")
         last = now
-        time.sleep(rest)
+        time.sleep(_REST + len(paths) * _MORE)
 
 
-def _send(job: Submission, tree: Tree, signals: Signals | None) -> str:
-    """Send the tree to the hosts that lack it, over separate connections. Describe this. Raises LaunchError.
+def _send(job: Submission, tree: Tree, signals: Signals | None = None) -> None:
+    """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError.
 
     Without `signals`, as in a thread, send the tree to all hosts.
     """
@@ -474,13 +462,13 @@ def _send(job: Submission, tree: Tree, signals: Signals | None) -> str:
         without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
     if without:
         with tree.archive() as archive:
-            if signals and os.fstat(archive.fileno()).st_size > _LARGE:
+            if os.fstat(archive.fileno()).st_size > _LARGE:
                 job.console.info(f"Code: {tree.text}, sending to {', '.join(without)}")
             on_all("unpack", without, archive)
     had, all_hosts = len(hosts) - len(without), plural(len(hosts), "host")
     sent = f"sent to {len(without)} of {all_hosts}" if without else f"{all_hosts} had it"
     there = f"; {had} had it" if had and without else ""
-    return f"Code: {tree.text}, {sent}{there}"
+    job.console.info(f"Code: {tree.text}, {sent}{there}")
 
 
 def _check_answers(answers: Mapping[str, Answer], other: int) -> None:

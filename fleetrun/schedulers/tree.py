@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from fleetrun import values
@@ -78,7 +78,7 @@ class Tree:
     @property
     def paths(self) -> Collection[str]:
         """The paths of its entries and of all directories above them."""
-        names = [PurePosixPath(each.name) for each in self.entries]
+        names = [Path(each.name) for each in self.entries]
         return {str(self.root / each) for name in names for each in (name, *name.parents)}
 
     def renamed(self, script: str) -> str:

@@ -32,6 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 from fleetrun.envs.channels import TREE_VARIABLE
+from fleetrun.errors import LaunchError
 from fleetrun.files import only_ours
 
 NOT_HERE = 3
@@ -43,8 +44,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
-class TreeError(Exception):
-    """The error, in one line for the user."""
+class TreeError(LaunchError):
+    """A tree is missing, or an archive is damaged."""
 
 
 # ---- Directories

@@ -103,7 +103,7 @@ class Cause:
     """The node that may be to blame (`Node.known_as`). Empty if a script is, or if the node is unknown."""
     suspicion: str = ""  # as in `record.faults.MachineFault`
     requested: bool = False  # a user requested it
-    edit: str = ""  # as in `Launch.edit`, if an edit caused it (--watch)
+    edit: str = ""  # if an edit caused it (--watch), its time and its copy of the code (--sync)
 
     @property
     def counts(self) -> bool:
@@ -141,7 +141,7 @@ class Round:
     wrote. In an OPEN round it is the previous name, or "" before the first.
     """
     check: Check = NO_CHECK
-    edit: str = ""  # the last edit that all nodes run
+    edit: str = ""  # as in `Cause`, the edit that all nodes run
 
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
         """Return this round in the state STOPPING."""
