@@ -56,7 +56,13 @@ def summary(history: History, now: float) -> list[str]:
     Text from the event log is not sanitized. The caller does that before showing it.
     """
     lines = [*_head(history, now), ""]
-    events = _event_lines(history)
+    exits = {_attempt(event): event for event in history.all("exited")}
+    failed = {_attempt(event) for event in history.all("failed")}
+    events = [  # failures, restarts, hangs, and the reason of a stop
+        f"  {format_date(event['time'])}  {text}"
+        for event in history.events
+        if (text := _event_text(event, exits.get(_attempt(event), {}), _attempt(event) in failed))
+    ]
     if len(events) > _MOST_EVENTS:
         left = len(events) - _MOST_EVENTS
         half = _MOST_EVENTS // 2
@@ -188,18 +194,6 @@ def _head(history: History, now: float) -> list[str]:
     lines.append(f"  record: {history.path}")
     if goodput := sentence(goodput_of(history, now), describe_duration):
         lines.append(f"  goodput {goodput}")
-    return lines
-
-
-def _event_lines(history: History) -> list[str]:
-    """List failures, restarts, hangs, and the reason of a stop."""
-    exits = {_attempt(event): event for event in history.all("exited")}
-    failed = {_attempt(event) for event in history.all("failed")}
-    lines = []
-    for event in history.events:
-        text = _event_text(event, exits.get(_attempt(event), {}), _attempt(event) in failed)
-        if text:
-            lines.append(f"  {format_date(event['time'])}  {text}")
     return lines
 
 

@@ -215,16 +215,12 @@ def _restarts(status: Fields) -> str:
 
 def process_lines(status: Fields, width: int | None) -> list[Text]:
     """Return a line of titles and a line for each process."""
-    return [*_process_table(processes(status), width), *_left_out(status, width)]
-
-
-def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
+    there = processes(status)
     rows = [_process_row(each, answer_time(answer), node) for node, answer, each in there]
-    if all(
-        text_of(each, "rank") == text_of(each, "index") for _, _, each in there
-    ):  # the name includes the rank
+    # The name includes the rank.
+    if all(text_of(each, "rank") == text_of(each, "index") for _, _, each in there):
         rows = [[*row[:2], "", *row[3:]] for row in rows]
-    return table(COLUMNS, rows, width) if rows else []
+    return [*(table(COLUMNS, rows, width) if rows else ()), *_left_out(status, width)]
 
 
 def processes(status: Fields) -> list[_Process]:

@@ -261,20 +261,18 @@ def ask_driver(ids: Sequence[str]) -> Driver:
         return Driver(error="nvidia-ml-py is not installed: pip install 'fleetrun[monitor]'")
     try:
         pynvml.nvmlInit()
+        try:
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            gpus = [_gpu(each) for each in ids]
+            return Driver(
+                version=_decoded(pynvml.nvmlSystemGetDriverVersion()),
+                cuda=f"{version // 1000}.{version % 1000 // 10}",
+                gpus=tuple(gpu for gpu in gpus if gpu is not None),
+            )
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return Driver(error=str(error)[:_LONGEST_ERROR])
-    try:
-        version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        gpus = [_gpu(each) for each in ids]
-        return Driver(
-            version=_decoded(pynvml.nvmlSystemGetDriverVersion()),
-            cuda=f"{version // 1000}.{version % 1000 // 10}",
-            gpus=tuple(gpu for gpu in gpus if gpu is not None),
-        )
-    except pynvml.NVMLError as error:
-        return Driver(error=str(error)[:_LONGEST_ERROR])
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpu(id_: str) -> Gpu | None:

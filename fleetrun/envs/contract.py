@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cache
 
-from fleetrun.aliases import Integers, Strings, Texts
+from fleetrun.aliases import Document, Integers, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
 from fleetrun.values import frozen
 
@@ -185,21 +185,21 @@ def write(member: Member) -> dict[str, str]:
     if member.role is Role.TRAINER:
         values |= _torch(member)
     if member.omp_threads is not None:
-        values["OMP_NUM_THREADS"] = str(member.omp_threads)
-    return values
+        values["OMP_NUM_THREADS"] = member.omp_threads
+    return {name: str(value) for name, value in values.items()}
 
 
 def _join(endpoints: Strings) -> str:
     return ",".join(endpoints)
 
 
-def _common(member: Member) -> dict[str, str]:
+def _common(member: Member) -> Document:
     return {
         "POD_NAME": member.pod,
         "PADDLE_JOB_ID": member.cluster.job_id,
         "PADDLE_LOG_DIR": member.log_dir,
-        "PADDLE_RESTART_COUNT": str(member.restart_count),
-        "PADDLE_TRAINERS_NUM": str(len(member.cluster.trainers)),
+        "PADDLE_RESTART_COUNT": member.restart_count,
+        "PADDLE_TRAINERS_NUM": len(member.cluster.trainers),
         "PADDLE_TRAINER_ENDPOINTS": _join(member.cluster.trainers),
         "PADDLE_CURRENT_ENDPOINT": member.endpoint,
         CONTAINER_VARIABLE: container_id(member.pod, member.role, member.rank),
@@ -210,61 +210,61 @@ def _common(member: Member) -> dict[str, str]:
     }
 
 
-def _evaluator(member: Member) -> dict[str, str]:
+def _evaluator(member: Member) -> Document:
     cluster = member.cluster
     return {
         "TRAINING_ROLE": member.role.training_role,
         "PADDLE_ROLE": member.role.training_role,
         "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
-        "PADDLE_NNODES": str(cluster.nnodes),
+        "PADDLE_NNODES": cluster.nnodes,
     }
 
 
-def _collective(member: Member) -> dict[str, str]:
+def _collective(member: Member) -> Document:
     cluster = member.cluster
     values = {
         "PADDLE_MASTER": cluster.master,
-        "PADDLE_TRAINER_ID": str(member.rank),
-        "PADDLE_GLOBAL_RANK": str(member.rank),
-        "PADDLE_GLOBAL_SIZE": str(len(cluster.trainers)),
-        "PADDLE_LOCAL_RANK": str(member.local_rank),
-        "PADDLE_LOCAL_SIZE": str(member.local_size),
-        "PADDLE_RANK_IN_NODE": str(member.local_rank),
-        "PADDLE_NNODES": str(cluster.nnodes),
+        "PADDLE_TRAINER_ID": member.rank,
+        "PADDLE_GLOBAL_RANK": member.rank,
+        "PADDLE_GLOBAL_SIZE": len(cluster.trainers),
+        "PADDLE_LOCAL_RANK": member.local_rank,
+        "PADDLE_LOCAL_SIZE": member.local_size,
+        "PADDLE_RANK_IN_NODE": member.local_rank,
+        "PADDLE_NNODES": cluster.nnodes,
     }
     if member.backend is not None:
         values["PADDLE_DISTRI_BACKEND"] = member.backend
     return values
 
 
-def _rpc(member: Member) -> dict[str, str]:
+def _rpc(member: Member) -> Document:
     return {
         "PADDLE_MASTER_ENDPOINT": member.cluster.master,
         "PADDLE_WORKER_ENDPOINT": member.endpoint,
-        "PADDLE_TRAINER_ID": str(member.rank),
+        "PADDLE_TRAINER_ID": member.rank,
     }
 
 
-def _parameter_server(member: Member) -> dict[str, str]:
+def _parameter_server(member: Member) -> Document:
     cluster = member.cluster
     host, port = split_endpoint(member.endpoint)
     values = {
         "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
         "PADDLE_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
         "PADDLE_COORDINATOR_ENDPOINTS": _join(cluster.coordinators),
-        "PADDLE_COORDINATOR_NUM": str(len(cluster.coordinators)),
-        "PADDLE_PORT": str(port),
+        "PADDLE_COORDINATOR_NUM": len(cluster.coordinators),
+        "PADDLE_PORT": port,
         "POD_IP": host,
         "TRAINING_ROLE": member.role.training_role,
         "PADDLE_ROLE": member.role.training_role,
-        "PADDLE_NNODES": str(cluster.nnodes),
+        "PADDLE_NNODES": cluster.nnodes,
     }
     if member.role is not Role.SERVER:
-        values["PADDLE_TRAINER_ID"] = str(member.rank)
+        values["PADDLE_TRAINER_ID"] = member.rank
     if cluster.gloo is not None:
         values |= {
-            "PADDLE_WITH_GLOO": str(cluster.gloo.with_gloo),
-            "PADDLE_GLOO_RENDEZVOUS": str(cluster.gloo.rendezvous),
+            "PADDLE_WITH_GLOO": cluster.gloo.with_gloo,
+            "PADDLE_GLOO_RENDEZVOUS": cluster.gloo.rendezvous,
             "PADDLE_GLOO_FS_PATH": cluster.gloo.fs_path,
             "PADDLE_GLOO_HTTP_ENDPOINT": cluster.gloo.endpoint,
         }
@@ -273,16 +273,16 @@ def _parameter_server(member: Member) -> dict[str, str]:
     return values
 
 
-def _stages(member: Member) -> dict[str, str]:
+def _stages(member: Member) -> Document:
     cluster = member.cluster
     values = {
         "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
-        "PADDLE_STAGE_TRAINERS_NUM": str([len(cluster.trainers), *map(len, cluster.heter)]),
-        "STAGE_NUM": str(len(cluster.heter) + 1),
+        "PADDLE_STAGE_TRAINERS_NUM": [len(cluster.trainers), *map(len, cluster.heter)],
+        "STAGE_NUM": len(cluster.heter) + 1,
     }
     if member.stage:
         values |= {
-            "STAGE_ID": str(member.stage),
+            "STAGE_ID": member.stage,
             "HETER_DEVICE_TYPE": cluster.stage_devices[member.stage - 1],
             "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": _join(cluster.stage(member.stage - 1)),
             "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": _join(cluster.stage(member.stage + 1)),
@@ -290,7 +290,7 @@ def _stages(member: Member) -> dict[str, str]:
     return values
 
 
-def _devices(member: Member) -> dict[str, str]:
+def _devices(member: Member) -> Document:
     if not member.devices:
         return {}
     own = ",".join(map(str, member.devices))
@@ -301,10 +301,10 @@ def _devices(member: Member) -> dict[str, str]:
     return values
 
 
-def _torch(member: Member) -> dict[str, str]:
+def _torch(member: Member) -> Document:
     cluster = member.cluster
     host, port = split_endpoint(cluster.master)
-    values = {
+    return {
         "RANK": member.rank,
         "WORLD_SIZE": len(cluster.trainers),
         "LOCAL_RANK": member.local_rank,
@@ -323,7 +323,6 @@ def _torch(member: Member) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": member.error_file,
     }
-    return {name: str(value) for name, value in values.items()}
 
 
 # ---- Variables that are never inherited: variables of the contract, and leftovers of earlier launchers. A

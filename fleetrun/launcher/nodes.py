@@ -73,7 +73,13 @@ class Nodes(Part):
             case FaultsKnown():
                 self._keep(event.faults)
             case StoreDown():
-                self._lost_store(event.why)
+                self._store_down = True
+                master = self._settings.master or ""
+                text = f"the rendezvous store cannot be reached: {event.why}"
+                self._console.warning(f"{text}; still trying")
+                of_etcd = master.startswith("etcd://") or "," in master
+                store = "etcd" if of_etcd else f"the rendezvous store at {master}"
+                self._note(text, store=store, limit=self._settings.rdzv_timeout)
             case StoreUp():
                 if self._store_down:
                     self._console.info(
@@ -177,14 +183,6 @@ class Nodes(Part):
             keep(faults_path(self._session.log_dir), faults, after)
         except (OSError, ValueError) as error:
             self._report(f"cannot save the faults of nodes for the next run: {error}")
-
-    def _lost_store(self, why: str) -> None:
-        self._store_down = True
-        text, master = f"the rendezvous store cannot be reached: {why}", self._settings.master or ""
-        self._console.warning(f"{text}; still trying")
-        of_etcd = master.startswith("etcd://") or "," in master
-        store = "etcd" if of_etcd else f"the rendezvous store at {master}"
-        self._note(text, store=store, limit=self._settings.rdzv_timeout)
 
     # ---- the end
 

@@ -159,9 +159,10 @@ def _check_type(slot: Slot, found: pa.DataType, where: str) -> None:
     lists = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
     inner = found.value_type if lists else found
     whole = types.is_integer(inner)
-    good = whole or (types.is_floating(inner) and slot.kind in (Kind.DENSE, Kind.WEIGHTS))
+    floats = slot.kind in (Kind.DENSE, Kind.WEIGHTS)
+    good = whole or (types.is_floating(inner) and floats)
     if lists is (slot.length == 1) or not good:
-        numbers = "numbers" if slot.kind in (Kind.DENSE, Kind.WEIGHTS) else "whole numbers"
+        numbers = "numbers" if floats else "whole numbers"
         wanted = numbers if slot.length == 1 else f"lists of {numbers}"
         raise DataError(f"{where} has the type {found}, but slot {slot.name!r} needs {wanted}")
 

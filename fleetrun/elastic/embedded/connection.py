@@ -103,12 +103,11 @@ class Probe:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         number = self._socket.connect_ex(where)
+        wait = 0.0
         if number in (0, errno.EINPROGRESS):
             loop.add(self._socket.fileno(), self._connected, WRITE)
-            number = errno.ETIMEDOUT
-            self._timer = loop.after(seconds, lambda: self._end(os.strerror(number), number))
-        else:
-            self._timer = loop.after(0.0, lambda: self._end(os.strerror(number), number))
+            wait, number = seconds, errno.ETIMEDOUT
+        self._timer = loop.after(wait, lambda: self._end(os.strerror(number), number))
 
     def close(self) -> None:
         self._timer.cancel()

@@ -39,7 +39,21 @@ class Access:
     """
 
     def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
-        _check_files(address)
+        for name in filter(None, (address.cacert, address.cert, address.key)):
+            if not os.access(name, os.R_OK):
+                raise UsageError(f"{name}, named in the address of the etcd, cannot be read")
+        context = ssl.create_default_context()
+        try:
+            if address.cacert:
+                context.load_verify_locations(cafile=address.cacert)
+            if address.cert:
+                # an encrypted key must not prompt at the terminal: a wrong password makes it an error
+                context.load_cert_chain(address.cert, address.key or None, password="-")
+        except OSError as error:  # ssl.SSLError is an OSError
+            raise UsageError(
+                f"the certificate files in the address of the etcd cannot be used: {error}",
+                hint="they must be PEM files, cert must match key, and the key must not be encrypted",
+            ) from None
         self.address = address
         self.timeout = timeout
         self.proven = False
@@ -63,24 +77,6 @@ class Access:
         with self._lock:
             if self._token == token:
                 self._token = None
-
-
-def _check_files(address: EtcdAddress) -> None:
-    for name in filter(None, (address.cacert, address.cert, address.key)):
-        if not os.access(name, os.R_OK):
-            raise UsageError(f"{name}, named in the address of the etcd, cannot be read")
-    context = ssl.create_default_context()
-    try:
-        if address.cacert:
-            context.load_verify_locations(cafile=address.cacert)
-        if address.cert:
-            # an encrypted key must not prompt at the terminal: a wrong password makes it an error
-            context.load_cert_chain(address.cert, address.key or None, password="-")
-    except OSError as error:  # ssl.SSLError is an OSError
-        raise UsageError(
-            f"the certificate files in the address of the etcd cannot be used: {error}",
-            hint="they must be PEM files, cert must match key, and the key must not be encrypted",
-        ) from None
 
 
 def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Client:

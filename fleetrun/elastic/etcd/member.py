@@ -264,12 +264,9 @@ class Runner:
             started = time.monotonic()
             try:
                 etcd = self._start()
-            except _ForeignClusterError as error:
-                _write_line(str(error))
-                if _input_ends(None, backoff.next()):
-                    return
-                continue
-            except (Unreachable, Rejected, LaunchError):
+            except (_ForeignClusterError, Unreachable, Rejected, LaunchError) as error:
+                if isinstance(error, _ForeignClusterError):
+                    _write_line(str(error))
                 if _input_ends(None, backoff.next()):
                     return
                 continue

@@ -220,24 +220,21 @@ def choose(
             candidate.created,
         ),
     )[:most]
+    former = [(ranks.get(candidate.node.id, -1), candidate.node) for candidate in there]
+    requested = [(candidate.node.rank, candidate.node) for candidate in there]
     slots = _RankSlots(len(there))
-    if keep:
-        for candidate in there:
-            slots.take(ranks.get(candidate.node.id, -1), candidate.node)
-    for candidate in there:
-        slots.take(candidate.node.rank, candidate.node)
-    for candidate in there:
-        slots.take(ranks.get(candidate.node.id, -1), candidate.node)
-    empty = _empty_places({candidate.node.id for candidate in there}, previous)
-    for candidate in there:
-        if candidate.node.id not in ranks:
-            slots.take(empty.get((candidate.node.host, candidate.node.name), -1), candidate.node)
-    movers = [candidate.node for candidate in there if candidate.node.id in ranks]
+    for rank, node in (*(former if keep else ()), *requested, *former):
+        slots.take(rank, node)
+    present = {candidate.node.id for candidate in there}
+    missing = [(rank, node) for rank, node in enumerate(previous) if node.id not in present]
+    empty = {(node.host, node.name): rank for rank, node in reversed(missing)}  # the first one of each
     newcomers = [candidate for candidate in there if candidate.node.id not in ranks]
+    for candidate in newcomers:
+        slots.take(empty.get((candidate.node.host, candidate.node.name), -1), candidate.node)
     newcomers.sort(
         key=lambda candidate: (_address(candidate.node.host) if sort_ip else (), candidate.created)
     )
-    slots.fill(sorted(movers, key=lambda node: ranks[node.id]))
+    slots.fill(node for rank, node in sorted(former, key=lambda each: each[0]) if rank >= 0)
     slots.fill(candidate.node for candidate in newcomers)
     return slots.nodes()
 
@@ -261,15 +258,6 @@ class _RankSlots:
 
     def nodes(self) -> Nodes:
         return tuple(node for node in self._slots if node is not None)
-
-
-def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, str], int]:
-    """Return the ranks of missing members of the previous generation, by host and name."""
-    empty: dict[tuple[str, str], int] = {}
-    for rank, node in enumerate(previous):
-        if node.id not in there:
-            empty.setdefault((node.host, node.name), rank)
-    return empty
 
 
 def _address(host: str) -> tuple[int, int, str]:
