@@ -33,6 +33,7 @@ STYLES = {
     "spare": "cyan",
     "starting": "cyan",
     "waiting": "cyan",
+    "debugged": "cyan",
 }
 """Colour of each state."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fleetrun import files
 from fleetrun.aliases import Callback, Clock, Document, Environ, Fields
 from fleetrun.decoding import read_object
+from fleetrun.envs.channels import DEBUGGED
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, socket_at
@@ -356,6 +357,7 @@ class JobStatus(State):
             "server": report.server or None,
             "tables": report.tables or None,
             "hot": report.hot or None,
+            **({"state": "debugged"} if activity and activity.what.startswith(DEBUGGED) else {}),
         }
 
 

@@ -64,7 +64,7 @@ class Assignment:
     """This node's place in one generation.
 
     `attempts` counts the earlier generations of all nodes, and `restarts` the failures of the job so far.
-    `first`: this node ran in no earlier generation.
+    `first`: this node ran in no earlier generation. `edit`: see `Round`.
     """
 
     generation: int
@@ -74,6 +74,7 @@ class Assignment:
     attempts: int
     restarts: int
     spent: Spent
+    edit: str
 
 
 @frozen_by_name
@@ -327,6 +328,7 @@ class Agent:
             attempts=round.attempts,
             restarts=round.restarts,
             spent=round.spent,
+            edit=round.edit,
         )
         self._loop.stop()
 
@@ -395,9 +397,9 @@ class Agent:
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         self._membership.note(_with(self._of(ended), fault))
 
-    def restart_asked(self, command: str) -> None:
+    def restart_asked(self, command: str, edit: str) -> None:
         cause = self._cause(CauseKind.ASKED, f"restart by {command}", 1)
-        self._membership.failed(replace(cause, requested=True), True, 0.0)
+        self._membership.failed(replace(cause, requested=True, edit=edit), True, 0.0)
 
     def pod_completed(self) -> None:
         self._membership.completed()
@@ -457,16 +459,16 @@ class Agent:
             self.publish(Departing(why, requested))
             self.ended(code)
 
-    def restart(self, name: str, command: str) -> str:
+    def restart(self, name: str, command: str, edit: str = "") -> str:
         """Restart this process, or all, for a `command` of fleetrun. Return the reason for a refusal, or an
-        empty text.
+        empty text. `edit`: see `Supervisor.restart`.
         """
         if self._paused:
-            self.restart_asked(command)
+            self.restart_asked(command, edit)
             return ""
         if self._supervisor is None or self._stopping:
             return "no process runs on this node, or all of them are stopping"
-        return self._supervisor.restart(name, command)
+        return self._supervisor.restart(name, command, edit)
 
     def guard_lost(self) -> None:
         """Leave the job immediately, because without the guard nothing cleans up after this process."""

@@ -290,6 +290,5 @@ class _Answer:
 
     def _ended(self, exit: Exit) -> None:
         """Handle the end of the helper process. If it did not report the command's end, it was killed."""
-        self._companion = None
         if not any(each.code is not None for each in (*self._waiting, *filter(None, (self._sent,)))):
             self.add(code=1, error=f"the process that answers was ended: {exit}")

@@ -44,10 +44,14 @@ sends its orders on this descriptor.
 """
 BREAKPOINT = "waits for `fleetrun debug"
 """The start of the activity of a process that waits for a debugger."""
+DEBUGGED = (BREAKPOINT, "is debugged at ")
+"""Starts of the activity of a process that a debugger stops."""
 IMPORTS_SUFFIX = ".imports"
 """Added to the path of PROBE_VARIABLE, it gives the path of the list of imports."""
 FILES_SUFFIX = ".files"
 """In the same way, the path of the list of the user's modules: lines of modification time and path."""
+TREE_VARIABLE = "FLEETRUN_TREE"
+"""The copy of the working tree in which a launcher runs (`--sync`). Its processes do not get the variable."""
 ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 """fleetrun's variable has priority over torchrun's."""
 

@@ -52,7 +52,7 @@ class Exports(Part):
         self._writes = folder is not None or bool(settings.export)
         self._what = "the exports" if settings.export else "the event files"
         self._output = CompanionOutput(self._warn)
-        self._companion: Companion | None = Companion(
+        self._companion = Companion(
             launch.loop,
             launch.companions,
             interpreter.helper_command("fleetrun.exporters.process"),
@@ -92,14 +92,13 @@ class Exports(Part):
         self._send("report", fields)
 
     def _send(self, kind: str, fields: Fields) -> None:
-        if self._companion is not None:
-            self._companion.write(message(kind, fields))
+        self._companion.write(message(kind, fields))
 
     def close(self, urgent: int) -> None:
         """Wait until all reports are written, or `urgent` becomes readable."""
         self._ports.close()
-        companion, self._companion = self._companion, None
-        if companion is None:
+        companion = self._companion
+        if not companion.alive:
             return
         if companion.lost:
             self._warn(f"{companion.lost} reports were lost, because the exporter was too slow")
@@ -116,7 +115,6 @@ class Exports(Part):
             self._warn(f"{self._exit_text(companion.exit)}; {missing}")
 
     def _ended(self, exit: Exit) -> None:
-        self._companion = None
         self._warn(f"{self._exit_text(exit)}; the job continues without it")
 
     def _exit_text(self, exit: Exit) -> str:

@@ -90,7 +90,6 @@ class NodeCheck:
         self._last = line
 
     def _ended(self, exit: Exit) -> None:
-        self._companion = None
         found = self._found()
         self._finish(found if exit.ok and found.compute else replace(found, error=f"the check {exit} on it"))
 
@@ -122,8 +121,7 @@ class NodeCheck:
 
     def _kill(self) -> None:
         if self._companion is not None:
-            companion, self._companion = self._companion, None
-            companion.close()
+            self._companion.close()
 
 
 def _partner(turn: Sequence[tuple[int, int]], rank: int) -> tuple[int, bool]:

@@ -45,7 +45,7 @@ class Notices(Part):
         self._warn = launch.warn
         self._began = time.time()
         self._from_it = CompanionOutput(self._warn)
-        self._companion: Companion | None = Companion(
+        self._companion = Companion(
             launch.loop,
             launch.companions,
             interpreter.helper_command("fleetrun.notifiers.process"),
@@ -101,8 +101,8 @@ class Notices(Part):
 
     def close(self, urgent: int) -> None:
         """Wait for the last messages, for some seconds or until `urgent` becomes readable."""
-        companion, self._companion = self._companion, None
-        if companion is None:
+        companion = self._companion
+        if not companion.alive:
             return
         if not companion.finish(_SILENT_WAIT, urgent):
             self._info("waiting until the last notification is sent; Ctrl-C stops waiting")
@@ -116,7 +116,7 @@ class Notices(Part):
         self._notify(event, text, reason=sentence, restarts=decision.number, **fields)
 
     def _notify(self, event: str, text: str, **fields: Any) -> None:
-        if self._companion is None or event not in self._settings.notify_on:
+        if event not in self._settings.notify_on:
             return
         job, host = self._settings.job_id, os.uname().nodename
         on = f" on {host}" if self._settings.nnodes == (1, 1) else ""
@@ -148,7 +148,6 @@ class Notices(Part):
         self._companion.write(encoded_line(message))
 
     def _ended(self, exit: Exit) -> None:
-        self._companion = None
         self._warn(f"the notifier process {self._from_it.end(exit)}; the job continues without notifications")
 
 

@@ -169,7 +169,7 @@ class PodRunner:
         assert self._pod is not None
         containers, causes = self._pod.containers, []
 
-        def restart(name: str, command: str) -> str:
+        def restart(name: str, command: str, edit: str) -> str:
             causes.append(command)
             self._loop.stop()
             return ""
@@ -179,7 +179,7 @@ class PodRunner:
         self._loop.run()
         if not causes:
             return 0
-        self._session.publish(RestartAsked(containers, causes[0]))
+        self._session.publish(RestartAsked(containers, causes[0], 0))
         return 1 + max(each.restarts for each in containers)
 
     def pause(self) -> None:

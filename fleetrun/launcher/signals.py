@@ -37,7 +37,7 @@ class Interrupts:
         self._urgent.register(guard.fileno(), select.EPOLLIN)
         self._interrupt: Callable[[int, str], None] | None = None
         self._guard_lost: Callback | None = None
-        self._restart: Callable[[str, str], str] | None = None
+        self._restart: Callable[[str, str, str], str] | None = None
 
     @property
     def urgent(self) -> int:
@@ -50,7 +50,7 @@ class Interrupts:
         self,
         interrupt: Callable[[int, str], None],
         guard_lost: Callback,
-        restart: Callable[[str, str], str],
+        restart: Callable[[str, str, str], str],
     ) -> None:
         """Set the receivers.
 
@@ -78,9 +78,11 @@ class Interrupts:
         if now:
             self.end(signal.SIGQUIT, command)
 
-    def restart(self, name: str, command: str) -> str:
-        """Restart this process. Return the reason if the process cannot restart, else an empty text."""
-        return "no process runs yet" if self._restart is None else self._restart(name, command)
+    def restart(self, name: str, command: str, edit: str = "") -> str:
+        """Restart this process. Return the reason if the process cannot restart, else an empty text. `edit`:
+        see `Supervisor.restart`.
+        """
+        return "no process runs yet" if self._restart is None else self._restart(name, command, edit)
 
     def lose_guard(self) -> None:
         self.asked = True

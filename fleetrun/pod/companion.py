@@ -114,7 +114,9 @@ class Companion:
         return self.exit is None
 
     def write(self, line: bytes) -> None:
-        """Send one line, which includes its end. The line arrives completely or not at all."""
+        """Send one line, which includes its end. The line arrives completely or not at all. After the end of
+        the companion, nothing happens.
+        """
         if self._in < 0:
             return
         if len(self._waiting) + len(line) > _ROOM:

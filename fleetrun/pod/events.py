@@ -294,10 +294,13 @@ class Started:
 
 @frozen
 class RestartAsked:
-    """A user's command requested a restart of these processes. They have to end first."""
+    """A user's command requested a restart of these processes. They have to end first. `restarts` counts the
+    failures that led to a restart.
+    """
 
     containers: Sequence[Container]
     command: str
+    restarts: int
 
 
 @frozen
@@ -356,7 +359,8 @@ def record_lines(event: object) -> Iterator[tuple[str, Document]]:
         case Hang():
             yield "hung", _hung(event)
         case RestartAsked():
-            yield "restart_asked", {"containers": _names(event.containers), "by": event.command}
+            names = _names(event.containers)
+            yield "restart_asked", {"containers": names, "by": event.command, "restarts": event.restarts}
         case Restarting():
             yield "restarting", {"containers": _names(event.containers)}
         case Leaving():
@@ -473,8 +477,10 @@ class Peers(Protocol):
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """Report that this pod stops because its trainers show no activity."""
 
-    def restart_asked(self, command: str) -> None:
-        """Report that a user's command requested a restart of all processes of a collective job."""
+    def restart_asked(self, command: str, edit: str) -> None:
+        """Report that a user's command requested a restart of all processes of a collective job. `edit`: see
+        `Supervisor.restart`.
+        """
 
     def pod_completed(self) -> None:
         """Report that all trainers of this node ended successfully."""

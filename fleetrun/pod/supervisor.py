@@ -51,7 +51,7 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.policy import Budget, Fault, GiveUp, Spent
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
 from fleetrun.pod.process import Exit
 from fleetrun.pod.stopping import LET_GO, Stopper, Strays
 
@@ -450,29 +450,31 @@ class Supervisor:
 
     # ---- a restart on request of a user
 
-    def restart(self, name: str, command: str) -> str:
+    def restart(self, name: str, command: str, edit: str = "") -> str:
         """Restart this container for a `command` of fleetrun, without counting a failure.
 
-        In collective mode, all containers on all nodes restart. Return the reason for a refusal, or an empty
-        string.
+        In collective mode, all containers on all nodes restart. After an `edit` (`Cause.edit`), they do
+        so without a name, and failures count anew. Return the reason for a refusal, or an empty string.
         """
         there = {each.spec.name: each for each in self._pod.containers}
         container = there.get(name)
-        if container is None:
+        if not (container or edit):
             return f"this node has no process {name}"
         if self._phase is not Phase.WATCHING or self._stopper.stops_one(name):
             return "the process is restarting or stopping already"
-        if not container.alive:
+        if container and not container.alive:
             return f"{container.spec.title} does not run"
         if not self._timers:  # otherwise a failed process waits for its own restart, which may also fail
             self._before = self._restarts, self._spent
-        if self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR:
-            self._publish(RestartAsked([container], command))
+        if container and (self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR):
+            self._publish(RestartAsked([container], command, self._restarts))
             self._stopper.stop_one(container, partial(self._restart, [container], 0.0))
         elif self._peers is not None:
-            self._peers.restart_asked(command)
+            self._peers.restart_asked(command, edit)
         else:
-            self._publish(RestartAsked(self._pod.containers, command))
+            if edit:
+                self._restarts, self._spent = 0, NOTHING_SPENT
+            self._publish(RestartAsked(self._pod.containers, command, self._restarts))
             self._stopper.notice = "restart"
             self._restart_all(0.0)
         return ""

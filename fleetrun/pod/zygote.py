@@ -37,6 +37,7 @@ from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
     PROBE_VARIABLE,
     PROGRESS_VARIABLE,
+    TREE_VARIABLE,
     ZYGOTE_VARIABLE,
 )
 from fleetrun.envs.contract import Role
@@ -324,8 +325,13 @@ def _state_of(spec: ContainerSpec, watch: bool) -> str:
     could import too early. With `watch`, where an edit must restart quickly, a module counts only up to the
     last statement that may set a variable. If there is one, modules without such statements count whole,
     because their values may be set.
+
+    With --sync, the copy of the code does not count, unless PYTHONPATH may lead into it.
     """
     script = Path(script_of(spec.argv))
+    place = str(script)
+    if not re.search("(^|:)(?!/)", spec.env.get("PYTHONPATH", "/")):
+        place = place.replace(os.environ.get(TREE_VARIABLE, "\0"), "")
     texts = {}
     for each in filter(Path.is_file, sorted(script.parent.glob("*.py"))):  # a pipe would block
         with suppress(OSError):
@@ -335,7 +341,7 @@ def _state_of(spec: ContainerSpec, watch: bool) -> str:
     elif watch:
         texts = dict.fromkeys(texts, b"")
     states = [f"{name} {zlib.crc32(text):08x}" for name, text in texts.items()]
-    return "\n".join([f"{spec.role} {script} {_unbound(spec.argv)}", *states])
+    return "\n".join([f"{spec.role} {place} {_unbound(spec.argv)}", *states])
 
 
 _KEEPS_ENVIRON = re.compile(rb"environb?\b(?![.\[])")

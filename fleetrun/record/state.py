@@ -120,6 +120,7 @@ class State:
             self._stop(line, why)
 
     def on_restarting(self, line: Fields) -> None:
+        self.restarted = line.get("restarts", self.restarted)
         there = (self.processes.get(each) for each in line["containers"])
         if any(each is not None and each.role != "evaluator" for each in there):
             self.state = "restarting"

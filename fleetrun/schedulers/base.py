@@ -304,10 +304,12 @@ def run_programs(
     commands: Mapping[str, Sequence[str]],
     given: IO[bytes] | None,
     environ: Environ,
-    signals: Signals,
+    signals: Signals | None,
     guard: Guard,
 ) -> dict[str, Answer]:
-    """Run programs at the same time, each with the file `given` on its stdin. Raises as `run_program`."""
+    """Run programs at the same time, each with the file `given` on its stdin. Raises as `run_program`.
+    `signals` is None if another thread reads them.
+    """
     with contextlib.ExitStack() as stack:
         running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = {}
         try:
@@ -339,11 +341,11 @@ def _started(
         )  # a terminal's Ctrl-C must reach only this process
 
 
-def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard: Guard) -> bool:
+def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals | None, guard: Guard) -> bool:
     """Return True if all programs have ended by themselves."""
     poll = select.poll()
     left = {os.pidfd_open(process.pid) for process in processes}
-    for fd in (*left, signals.fileno(), guard.fileno()):
+    for fd in (*left, guard.fileno(), *([signals.fileno()] if signals else [])):
         poll.register(fd, select.POLLIN)
     try:
         while left:
@@ -351,7 +353,7 @@ def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard
                 left.remove(fd)
                 poll.unregister(fd)
                 os.close(fd)
-            if left and (asked_to_end(signals.read()) or guard.ended):
+            if left and (guard.ended or (signals and asked_to_end(signals.read()))):
                 return False
         return True
     finally:

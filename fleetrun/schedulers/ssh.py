@@ -14,13 +14,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING
 
 from fleetrun.aliases import Strings
+from fleetrun.console.console import sinks
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
@@ -28,7 +33,7 @@ from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import ENDED, MARK, STARTED
-from fleetrun.schedulers.tree import Tree, tree_of_job
+from fleetrun.schedulers.tree import Tree, read_tree, times_of, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
 
 if TYPE_CHECKING:
@@ -95,7 +100,7 @@ class Link:
         loop.add(self._pidfd, self._ended)
         loop.add(self._fds[1], partial(self._readable, 1))
         loop.add(self._fds[2], partial(self._readable, 2))
-        self._write(orders)
+        self.send(orders)
 
     def pause(self) -> None:
         """Stop reading the job's output for now, because its reader is slow."""
@@ -108,14 +113,16 @@ class Link:
             self._paused = False
             self._loop.add(self._fds[1], partial(self._readable, 1))
 
-    def beat(self) -> None:
-        """Send a heartbeat."""
-        self._write(b"\n")
+    def send(self, line: bytes = b"") -> None:
+        """Send a line, or a heartbeat."""
+        if self.alive:
+            with contextlib.suppress(OSError):  # a broken link will be noticed at its end
+                os.write(self._fds[0], line + b"\n")
 
     def signal(self, number: int) -> None:
         """Send a signal to the remote fleetrun. If it has not started, end the connection."""
         if self.started:
-            self._write(b"signal %d\n" % number)
+            self.send(b"signal %d" % number)
         else:
             self.cut()
 
@@ -124,11 +131,6 @@ class Link:
         if self.alive:
             self._cut = True
             self._process.kill()
-
-    def _write(self, data: bytes) -> None:
-        if self.alive:
-            with contextlib.suppress(OSError):  # a broken link will be noticed at its end
-                os.write(self._fds[0], data)
 
     def _readable(self, stream: int) -> None:
         self._read(stream)
@@ -292,7 +294,7 @@ class HostGroup:
         # The first line that the far end reads. It holds the environment with the secrets of the job, the
         # longest silence, and the time that processes then have to end.
         settings = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
-        orders = json.dumps(settings).encode() + b"\n"
+        orders = json.dumps(settings).encode()
         for number, (host, argv) in enumerate(commands.items()):
             label = console.label(host, width, number) if len(commands) > 1 else b""
             link = Link(host, partial(self._show, label), self._over)
@@ -308,8 +310,15 @@ class HostGroup:
 
     def _beat(self) -> None:
         for link in self._alive:
-            link.beat()
+            link.send()
         self._loop.after(self._pace.heartbeat_timeout / _BEATS, self._beat)
+
+    # ---- edits
+
+    def offer(self, digest: str) -> None:
+        """Offer a tree, which all hosts have, to the job. Another thread may call this."""
+        for link in self._alive:
+            link.send(b"edit %d %s" % (time.time_ns(), digest.encode()))
 
     # ---- output
 
@@ -377,6 +386,8 @@ class HostGroup:
 
 # ---- The scheduler
 
+_REST = 0.1  # seconds between two looks at the working tree
+_MORE = 0.00005  # seconds more for each path in it
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
@@ -401,24 +412,54 @@ class Ssh:
         if settings.dry_run:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
             return 0
-        if tree is not None:
-            _send(job, tree)
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
-        return HostGroup(job.console, job.signals, job.guard, pace).run(commands, env)
+        group = HostGroup(job.console, job.signals, job.guard, pace)
+        if tree is not None:
+            _send(job, tree, job.signals)
+            if settings.watch:
+                Thread(target=_follow, args=(job, tree, group), daemon=True).start()
+        return group.run(commands, env)
 
 
-def _send(job: Submission, tree: Tree) -> None:
-    """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError."""
+def _follow(job: Submission, tree: Tree, group: HostGroup) -> None:
+    """Send later states of the working tree to all hosts, and then offer them to the job, in a thread."""
+    job = replace(job, console=copy(job.console))  # the loop uses the other one, with its own outputs
+    job.console.out, job.console.err = sinks()
+    paths = tree.paths
+    seen = last = times_of(())
+    while True:
+        now = times_of(paths)
+        if now == last != seen:
+            seen = now
+            try:
+                found = read_tree(str(tree.root), Path(job.logs))
+                if found.digest != tree.digest:
+                    _send(job, found)
+                    group.offer(found.digest)
+                tree, paths = found, found.paths
+            except (LaunchError, OSError) as error:
+                job.console.error(f"{error}; the job keeps the code that it has")
+        last = now
+        time.sleep(_REST + len(paths) * _MORE)
+
+
+def _send(job: Submission, tree: Tree, signals: Signals | None = None) -> None:
+    """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError.
+
+    Without `signals`, as in a thread, send the tree to all hosts.
+    """
 
     def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
         words = shlex.join(tree.receiver(job.options.python, verb))
         commands = {host: client_command(job, host, words) for host in hosts}
-        answers = run_programs(commands, given, job.environ, job.signals, job.guard)
+        answers = run_programs(commands, given, job.environ, signals, job.guard)
         _check_answers(answers, 0 if given is not None else NOT_HERE)
         return answers
 
     hosts = job.settings.ips
-    without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
+    without = list(hosts)
+    if signals:
+        without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
     if without:
         with tree.archive() as archive:
             if os.fstat(archive.fileno()).st_size > _LARGE:

@@ -2,8 +2,9 @@
 ends when the connection does.
 
 The near end (`ssh.py`) writes lines to stdin. The first line is a JSON object (`{"env": {...}, "patience":
-10.0, "grace": 20.0}`). A line `signal N` passes on a signal, and empty lines are heartbeats. When stdin
-closes, or is silent for `patience` seconds, the command gets SIGTERM, and SIGKILL `grace` seconds later.
+10.0, "grace": 20.0}`). A line `signal N` passes on a signal, and empty lines are heartbeats. With --sync, the
+command gets the rest of a line `edit REST` as a line on its stdin, which is else empty. When stdin closes, or
+is silent for `patience` seconds, the command gets SIGTERM, and SIGKILL `grace` seconds later.
 
 On stderr, two lines start with MARK: `begun` once the command runs, and `ended N` with its exit code after
 its end. All other lines belong to the command.
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from fleetrun.envs.channels import TREE_VARIABLE
 from fleetrun.pod import linux
 
 MARK = b"\x1efleetrun "
@@ -43,8 +45,12 @@ def main(argv: Sequence[str]) -> int:
     # Block these signals until `_RemoteCommand` passes them on. A signal in between would end this process,
     # or be lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
-    pid = _started(words, orders["env"], mask)
-    remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
+    stdin, edits = os.pipe()
+    pid = _started(words, orders["env"], mask, stdin)
+    os.close(stdin)
+    if TREE_VARIABLE not in os.environ:
+        os.close(edits)
+    remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]), edits)
     remote.take_signals(mask)
     _report(STARTED)
     code = remote.hold()
@@ -57,25 +63,23 @@ def _report(text: bytes) -> None:
         os.write(2, MARK + text + b"\n")
 
 
-def _started(words: list[str], env: dict[str, str], mask: set[int]) -> int:
+def _started(words: list[str], env: dict[str, str], mask: set[int], stdin: int) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
-    _become(words, {**os.environ, **env}, mask, parent)
+    _become(words, {**os.environ, **env}, mask, parent, stdin)
 
 
-def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) -> NoReturn:
-    """Become the command, in the fork. Its stdin is empty, and its signals are as this process found them."""
+def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int, stdin: int) -> NoReturn:
+    """Become the command, in the fork. Its signals are as this process found them."""
     try:
         linux.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(143)
-        os.setpgid(
-            0, 0
-        )  # signals from sshd or a terminal to the group reach the command only through this process
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
+        # Signals from sshd or a terminal to the group reach the command only through this process.
+        os.setpgid(0, 0)
+        os.dup2(stdin, 0)
         # Reset signals to their defaults. Exec keeps ignored signals ignored, and a KeyboardInterrupt before
         # exec would print a traceback of the fork.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -92,8 +96,9 @@ def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) 
 class _RemoteCommand:
     """Holds one command. `patience` and `grace` are in seconds."""
 
-    def __init__(self, pid: int, reader: _Lines, patience: float, grace: float) -> None:
+    def __init__(self, pid: int, reader: _Lines, patience: float, grace: float, edits: int) -> None:
         self._pid = pid
+        self._edits = edits
         self._reader = reader
         self._patience = patience
         self._grace = grace
@@ -132,6 +137,9 @@ class _RemoteCommand:
             word, _, number = line.partition(b" ")
             if word == b"signal" and number.isdigit():
                 self._send(int(number))
+            elif word == b"edit":
+                with suppress(OSError):  # the command has ended
+                    os.write(self._edits, number + b"\n")
 
     def _lost(self) -> None:
         """Signal the command after the connection was lost, and again after the grace period."""

@@ -75,6 +75,12 @@ class Tree:
         files = sum(each.kind != "d" for each in self.entries)
         return f"{plural(files, 'file')}, {byte_size(sum(each.size for each in self.entries))}"
 
+    @property
+    def paths(self) -> Collection[str]:
+        """The paths of its entries and of all directories above them."""
+        names = [Path(each.name) for each in self.entries]
+        return {str(self.root / each) for name in names for each in (name, *name.parents)}
+
     def renamed(self, script: str) -> str:
         """Turn an absolute path into this tree into a path relative to the directory of the job."""
         path = Path(script).parent.resolve() / Path(script).name
@@ -211,6 +217,15 @@ def _renamed_in(job_file: Fields, tree: Tree) -> Document:
 
 
 # ---- Reading a tree
+
+
+def times_of(paths: Iterable[str]) -> dict[str, int]:
+    """Return when these files and directories last changed. A new file changes its directory."""
+    found = {}
+    for path in paths:
+        with suppress(OSError):
+            found[path] = os.lstat(path).st_ctime_ns
+    return found
 
 
 def read_tree(folder: str, logs: Path, *, heed: Heed = _nothing) -> Tree:

@@ -31,6 +31,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
+from fleetrun.envs.channels import TREE_VARIABLE
+from fleetrun.errors import LaunchError
 from fleetrun.files import only_ours
 
 NOT_HERE = 3
@@ -42,8 +44,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
-class TreeError(Exception):
-    """The error, in one line for the user."""
+class TreeError(LaunchError):
+    """A tree is missing, or an archive is damaged."""
 
 
 # ---- Directories
@@ -284,23 +286,35 @@ def _files(folder: Path) -> Iterator[str]:
 # ---- Running in a tree
 
 
+def use(trees: Path, digest: str, inside: str) -> IO[bytes]:
+    """Go to the directory `inside` of a tree. The tree is kept until the returned file is closed.
+
+    Raises TreeError.
+    """
+    try:
+        used = (trees / f"{digest}.json").open("rb")
+        _locked(used, fcntl.LOCK_SH)
+        os.utime(used.fileno())
+        os.chdir(trees / digest / inside)
+    except OSError as error:
+        raise TreeError(f"the working tree {trees / digest}: {error.strerror}") from None
+    os.environ[TREE_VARIABLE] = digest
+    return used
+
+
 def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str]) -> NoReturn:
     """Become the command, in the directory `inside` of the tree. `logs` is relative to the current directory.
 
     The tree is kept while the command, or a process that it has started, runs. Raises TreeError, and OSError
     if the command cannot be run.
     """
-    try:
-        used = os.open(trees / f"{digest}.json", os.O_RDONLY | os.O_CLOEXEC)
-        _locked(used, fcntl.LOCK_SH)
-        os.utime(used)
-        logs = str(Path.cwd() / logs)
-        os.chdir(trees / digest / inside)
-    except OSError as error:
-        raise TreeError(f"the working tree {trees / digest}: {error.strerror}") from None
-    os.set_inheritable(used, True)
+    logs = str(Path.cwd() / logs)
+    used = use(trees, digest, inside)
+    os.set_inheritable(used.fileno(), True)
     os.environ["PADDLE_LOG_DIR"] = logs
     os.environ["PWD"] = str(trees / digest / inside)
+    if "--watch" in argv:  # the directory will change
+        del os.environ["PWD"]
     os.execvp(argv[0], list(argv))
 
 

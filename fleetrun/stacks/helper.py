@@ -192,7 +192,6 @@ class _Taking:
 
     def _ended(self, exit: Exit) -> None:
         """Finish. The last line counts, not the exit code."""
-        self._companion = None
         with suppress(*WRONG):
             lines = json.loads(self._last)["stacks"]
             self._finish(tuple(str(line)[:_LONGEST] for line in lines[:_MOST_LINES]))
@@ -224,8 +223,7 @@ class _Taking:
 
     def _kill(self) -> None:
         if self._companion is not None:
-            companion, self._companion = self._companion, None
-            companion.close()
+            self._companion.close()
 
 
 # ---- The ranks that a job waits for, from the states of ranks on all nodes

@@ -1,5 +1,6 @@
 """`fleetrun debug`: breakpoints that wait, pdb at a terminal and over a pipe, and the job meanwhile."""
 
+import json
 import os
 import signal
 import socket
@@ -37,6 +38,10 @@ def debug(fleetrun: Fleetrun, *words: str, text: str = "") -> Launch:
         return fleetrun.run("debug", *words, stdin=typed)
 
 
+def states(fleetrun: Fleetrun) -> list[str]:
+    return [each["state"] for each in json.loads(fleetrun.run("status", "--json").out)["containers"]]
+
+
 def end(launch: Launch, code: int = 0) -> None:
     launch.go()
     assert launch.wait() == code, launch
@@ -46,6 +51,7 @@ def test_a_breakpoint_waits_for_pdb_and_the_rank_continues_at_the_end_of_its_inp
     fleetrun: Fleetrun, waiting: Launch
 ):
     assert "waits for `fleetrun debug 1`" in fleetrun.run("status").out
+    assert states(fleetrun) == ["running", "debugged"]
     found = debug(fleetrun, text="p answer + 1\nprint('a' + 'b')\n")
     assert found.code == 0, found
     assert "-> tell(" in found.out or "-> breakpoint()" in found.out  # since Python 3.13, the line itself
@@ -53,6 +59,7 @@ def test_a_breakpoint_waits_for_pdb_and_the_rank_continues_at_the_end_of_its_inp
     assert "trainer 1: detached" in found.err
     waiting.until_told("trainer.1 continues")
     assert "fleetrun debug" not in fleetrun.run("status").out
+    assert states(fleetrun) == ["running", "running"]
     end(waiting)
 
 
@@ -138,6 +145,7 @@ work()
     send("brea\t", "break")
     send("\x15time.slee\t(1000)\r", "sleep(1000)")
     wait_until(lambda: "is debugged at" in fleetrun.run("status").out)
+    assert states(fleetrun) == ["debugged"]
     second = debug(fleetrun, "0")
     assert (second.code, "another `fleetrun debug`" in second.err) == (2, True)
     send("\x03", "KeyboardInterrupt\r\n(Pdb) ")
@@ -199,10 +207,11 @@ dist.destroy_process_group()
 
 def test_now_stops_a_rank_at_its_next_line(fleetrun: Fleetrun):
     script = fleetrun.script("""
-tell("ready", os.getpid())
 turns = 0
 while not Path("stop").exists():
     turns += 1
+    if turns == 1:
+        tell("ready", os.getpid())
     time.sleep(0.01)
 """)
     launch = fleetrun.start("--nproc_per_node", "2", "--no_debug", script)

@@ -143,6 +143,24 @@ def test_restarts_count_anew_after_an_edit(fleetrun: Fleetrun):
     assert launch.wait() == 8
 
 
+def test_an_edit_of_a_running_job_lets_restarts_count_anew(fleetrun: Fleetrun):
+    name = fleetrun.script("tell('has', 'a', ATTEMPT)\nif ATTEMPT == 0:\n    sys.exit(7)\nwait_for_go()")
+    launch = fleetrun.start("--watch", "--max_restart", "1", name)
+    launch.until_told("has a 1")
+    assert json.loads(fleetrun.run("status", "--json").out)["restarts"] == 1
+    text = (fleetrun.folder / name).read_text()
+    edit(fleetrun, name, text.replace("'a'", "'b'").replace("ATTEMPT == 0", "ATTEMPT == 2"))
+    launch.until_told("has b 3")
+    assert json.loads(fleetrun.run("status", "--json").out)["restarts"] == 1
+    launch.go()
+    launch.until_err(WAITS)
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 0
+    assert "Pod completed" in launch.err
+    (over,) = lines_of(fleetrun, "over")
+    assert over["restarts"] == 1
+
+
 def test_a_modification_time_of_0_is_an_edit(fleetrun: Fleetrun):
     name = fleetrun.script("tell('has', 'a')")
     launch = fleetrun.start("--watch", name)
@@ -154,6 +172,37 @@ def test_a_modification_time_of_0_is_an_edit(fleetrun: Fleetrun):
     launch.until_told("has b")
     launch.send(signal.SIGINT)
     assert launch.wait() in (0, 130)
+
+
+# Puts the compiled file of the old module back, as a process that imports it slowly.
+SLOW = """
+import own
+compiled = Path(own.__cached__)
+text = compiled.read_bytes()
+def put_back():
+    compiled.write_bytes(text)
+    os._exit(0)
+if ATTEMPT == 0:
+    on(signal.SIGTERM, put_back)
+tell("has", own.VALUE, ATTEMPT)
+stay()
+"""
+
+
+def test_a_process_that_compiles_the_old_module_late_does_not_hide_the_edit(fleetrun: Fleetrun):
+    edit(fleetrun, "own.py", "VALUE = 'a'")
+    second = 1_700_000_000 * 10**9
+    os.utime(fleetrun.folder / "own.py", ns=(second, second))
+    launch = fleetrun.start("--watch", fleetrun.script(SLOW))
+    launch.until_told("has a 0")
+    launch.until_ready(1)
+    aside = fleetrun.folder / ".aside"
+    aside.write_text("VALUE = 'b'")  # of the same size, in the same second
+    os.utime(aside, ns=(second + 1, second + 1))
+    aside.rename(fleetrun.folder / "own.py")
+    assert launch.until_told("has ", 2)[1] == "trainer.0 has b 1"
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130
 
 
 # ---- Several nodes
@@ -188,6 +237,20 @@ def test_an_edit_starts_all_ranks_of_all_nodes_again_once(fleetrun: Fleetrun):
     for each in launches:
         assert each.err.count("restart by a change of own.py; all nodes restart") == 2, each
         assert "(generation 4)" not in each.err
+
+
+def test_an_edit_of_a_running_job_of_several_nodes_lets_restarts_count_anew(fleetrun: Fleetrun):
+    text = "tell('has', 'a', ATTEMPT)\nif ATTEMPT == 0 and RANK:\n    sys.exit(7)\nleave_on_term()\nstay()"
+    launches = start_nodes(fleetrun, text, "--max_restart", "1")
+    for each in launches:
+        each.until_told("has a 1")
+    script = (fleetrun.folder / "train.py").read_text()
+    edit(fleetrun, "train.py", script.replace("'a'", "'b'").replace("ATTEMPT == 0", "ATTEMPT == 2"))
+    for each in launches:
+        each.until_told("has b 3")
+    launches[1].send(signal.SIGINT)
+    assert [each.wait() for each in launches] == [130, 130]
+    assert all(WAITS not in each.err for each in launches)
 
 
 def test_all_nodes_wait_after_an_end_and_start_again_after_a_change(fleetrun: Fleetrun):

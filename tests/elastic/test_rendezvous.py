@@ -475,6 +475,27 @@ def test_a_member_reports_the_wait_once_and_ends_it_for_a_change_or_for_its_user
     assert written(case) == [dataclasses.replace(case.round, restart=False)]
 
 
+@pytest.mark.parametrize(
+    ("cause", "edit", "restarts"),
+    [
+        (ASKED, "1 a", 2),
+        (dataclasses.replace(ASKED, edit="2 b"), "2 b", 0),
+        (dataclasses.replace(FAILED, code=7), "1 a", 3),
+    ],
+)
+def test_all_members_run_the_last_edit_and_count_restarts_from_it(cause, edit, restarts):
+    stopping = {"state": State.STOPPING, "cause": cause, "restart": True, "edit": "1 a", "restarts": 2}
+    case = Case(policy=WATCH, **stopping).taking_part(Phase.STOPPED)
+    case.report(a=MemberStatus.STOPPED, b=MemberStatus.STOPPED)
+    assert [(each.state, each.edit, each.restarts) for each in written(case)] == [
+        (State.OPEN, edit, restarts)
+    ]
+    pause = waiting(edit="1 a")
+    pause.own.paused = True
+    pause.own.failure = Failure(cause, True, 0.0, 5.0)
+    assert [each.edit for each in written(pause)] == [edit]
+
+
 @pytest.mark.parametrize("done", [MemberStatus.COMPLETED, MemberStatus.STOPPED])
 @pytest.mark.parametrize(("on_loss", "codes"), [(NodeLoss.FAIL, [125]), (NodeLoss.SHRINK, [])])
 def test_the_loss_of_a_node_ends_the_wait_unless_the_job_can_do_without_it(done, on_loss, codes):

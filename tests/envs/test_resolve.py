@@ -313,7 +313,7 @@ def test_what_needs_other_machines_says_what_is_missing(words, named):
     [
         ("--watch --timeout 5", "--timeout 5"),
         ("--watch --probe off", "--probe off"),
-        ("--watch --scheduler ssh --ips a,b --sync .", "--sync ."),
+        ("--watch --scheduler srun --sync .", "--scheduler srun starts a job without them"),
         ("--watch --server_num 1", "collective or rpc"),
     ],
 )
@@ -321,6 +321,11 @@ def test_a_watched_job_refuses_an_option(words, named):
     message = refusal(words).message
     assert "--watch" in message
     assert named in message
+
+
+def test_a_watched_job_may_have_a_copy_of_the_code_over_ssh():
+    assert settings("--watch --scheduler ssh --ips a,b --sync .").sync == "."
+    assert settings("--watch --scheduler srun").watch
 
 
 @pytest.mark.parametrize("words", ["--debug on", "--debug error", "--debug-on-error", "--warm"])

@@ -2,19 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE
-from fleetrun.envs.contract import Role
+from fleetrun.elastic.agent import Assignment
+from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE, TREE_VARIABLE
+from fleetrun.errors import LaunchError
 from fleetrun.launcher.parts import Reach
 from fleetrun.launcher.watch import Watch
 from fleetrun.pod.events import Restarting
 from fleetrun.pod.loop import Timer
+from fleetrun.pod.policy import NOTHING_SPENT
 
 
 class Job:
@@ -27,25 +29,26 @@ class Job:
         self.restarts: list[str] = []
         self.shown: list[str] = []
         self.refusal = ""
+        self.edits: list[str] = []
         self._handler = None
         specs = [
             SimpleNamespace(
                 argv=(sys.executable, "-u", str(self.script)),
                 env={PROBE_VARIABLE: str(folder / f"probe{rank}")},
-                role=Role.TRAINER,
-                name=f"trainer.{rank}",
             )
             for rank in range(2)
         ]
         launch = SimpleNamespace(
-            loop=SimpleNamespace(after=self._after),
+            loop=SimpleNamespace(
+                after=self._after, add=lambda fd, handler: setattr(self, "offered", handler)
+            ),
             interrupts=SimpleNamespace(restart=self._restart),
             console=SimpleNamespace(
                 error=self.shown.append, block=lambda lines, level: self.shown.extend(lines)
             ),
         )
         self._watch = Watch(launch, Reach())
-        containers = [SimpleNamespace(spec=spec, alive=spec is specs[1]) for spec in specs]
+        containers = [SimpleNamespace(spec=spec) for spec in specs]
         self._watch.set_pod(SimpleNamespace(containers=containers), 0)
 
     def write(self, name: str, text: str) -> Path:
@@ -72,8 +75,18 @@ class Job:
         self._handler = handler
         return Timer()
 
-    def _restart(self, name: str, command: str) -> str:
-        assert name == "trainer.1", "the other one has ended"
+    def starts(self, edit: str) -> None:
+        """A round of several nodes starts."""
+        self._watch.handle(
+            Assignment(
+                generation=2, members=(), rank=0, first=False, attempts=1, restarts=0, spent=NOTHING_SPENT,
+                edit=edit,
+            )
+        )  # fmt: skip
+
+    def _restart(self, name: str, command: str, edit: str) -> str:
+        assert (name, bool(edit)) == ("", True)
+        self.edits.append(edit)
         if not self.refusal:
             self.restarts.append(command)
         return self.refusal
@@ -226,4 +239,76 @@ def test_an_edit_within_a_second_is_not_hidden_by_a_compiled_file(job: Job):
     job.write("train.py", "first = 2")
     job.look(2)
     assert job.restarts == [CHANGED]
+    job.restarted()
     assert not cached.exists()
+
+
+# ---- In a copy of the code (--sync)
+
+FIRST, SECOND, THIRD = (letter * 32 for letter in "abc")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    for digest in (FIRST, SECOND):
+        (tmp_path / digest).mkdir()
+        (tmp_path / digest / "train.py").write_text("first = 1\n")
+        (tmp_path / f"{digest}.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / FIRST)
+    monkeypatch.setenv(TREE_VARIABLE, FIRST)
+    read, write = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    job = Job(tmp_path / FIRST)
+    job.nears = write
+    yield job
+    if used := vars(job._watch).get("_used"):
+        used.close()
+    os.dup2(stdin, 0)
+    for fd in (read, write, stdin):
+        os.close(fd)
+
+
+def offer(job: Job, digest: str, time: int = 1) -> str:
+    edit = f"{time:019} {digest}"
+    os.write(job.nears, f"{edit}\n".encode())
+    job.offered()
+    return edit
+
+
+def test_a_copy_restarts_the_job_if_a_file_of_the_processes_differs(copied: Job, tmp_path: Path):
+    copied.imports(copied.write("own.py", "a = 1"))
+    copied.look()
+    (tmp_path / SECOND / "own.py").write_text("a = 1")
+    (tmp_path / SECOND / "other.py").write_text("")
+    offer(copied, SECOND)
+    copied.look(3)
+    assert copied.restarts == []
+    (tmp_path / THIRD).mkdir()
+    (tmp_path / THIRD / "own.py").write_text("a = 2")
+    edit = offer(copied, THIRD, 2)
+    copied.look(3)
+    assert (copied.restarts, copied.edits) == (["a change of own.py"], [edit])
+
+
+def test_a_round_runs_its_copy_and_an_older_offer_does_not_come_back(copied: Job, tmp_path: Path):
+    (tmp_path / SECOND / "train.py").write_text("first = 2\n")
+    copied.starts(f"{2:019} {SECOND}")
+    assert Path.cwd() == tmp_path / SECOND
+    assert os.environ[TREE_VARIABLE] == SECOND
+    copied.look(3)
+    assert copied.restarts == []
+
+
+def test_a_node_without_the_copy_of_a_round_says_so_and_stays_where_it_is(copied: Job, tmp_path: Path):
+    with pytest.raises(LaunchError, match=f"the working tree {tmp_path / THIRD}: No such file or directory"):
+        copied.starts(f"{2:019} {THIRD}")
+    assert Path.cwd() == tmp_path / FIRST
+    copied.starts(f"{3:019} {SECOND}")
+    assert Path.cwd() == tmp_path / SECOND
+
+
+def test_an_edit_of_the_copy_itself_is_no_edit(copied: Job):
+    copied.write("train.py", "first = 3")
+    copied.look(3)
+    assert copied.restarts == []

@@ -604,7 +604,7 @@ class Heard:
         self.too = []
         self.restarts = []
 
-    def restart_asked(self, command):
+    def restart_asked(self, command, edit):
         self.restarts.append(command)
 
     def pod_failed_too(self, ended, fault):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import fleetrun
-from fleetrun.envs.channels import FILES_SUFFIX, IMPORTS_SUFFIX, PROBE_VARIABLE
+from fleetrun.envs.channels import FILES_SUFFIX, IMPORTS_SUFFIX, PROBE_VARIABLE, TREE_VARIABLE
 from fleetrun.envs.contract import Role
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec
@@ -241,10 +241,26 @@ def test_a_module_that_passes_the_environment_on_counts_whole(text: str):
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_pipe_beside_the_script_is_no_module(tmp_path: Path, watch: bool):
     (tmp_path / "train.py").write_text("os.environ['X'] = '1'\n")
-    spec = SimpleNamespace(argv=(sys.executable, str(tmp_path / "train.py")), role=Role.TRAINER)
+    spec = SimpleNamespace(argv=(sys.executable, str(tmp_path / "train.py")), role=Role.TRAINER, env={})
     state = _state_of(spec, watch)
     os.mkfifo(tmp_path / "other.py")
     assert _state_of(spec, watch) == state
+
+
+@pytest.mark.parametrize(
+    ("path", "same"), [("/lib", True), ("/lib:", False), ("src", False), ("/a:.", False)]
+)
+def test_a_zygote_serves_the_next_copy_unless_its_path_leads_into_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, same: bool
+):
+    states = set()
+    for digest in ("a" * 32, "b" * 32):
+        monkeypatch.setenv(TREE_VARIABLE, digest)
+        (tmp_path / digest).mkdir()
+        monkeypatch.chdir(tmp_path / digest)
+        argv, env = (sys.executable, "train.py"), {"PYTHONPATH": path}
+        states.add(_state_of(SimpleNamespace(argv=argv, role=Role.TRAINER, env=env), True))
+    assert (len(states) == 1) is same
 
 
 @pytest.mark.parametrize("sets", [True, False])

@@ -285,6 +285,29 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     assert lines == [f"line {n}" for n in range(200_000)]
 
 
+@pytest.mark.ssh
+@pytest.mark.slow
+def test_an_edit_starts_the_ranks_of_all_hosts_again(over_ssh: OverSsh):
+    folder = over_ssh.fleetrun.folder
+    (folder / "own.py").write_text("VALUE = 'a'")
+    script = over_ssh.script(
+        "import own\ntell('has', own.VALUE)\nprint('has', own.VALUE, flush=True)\nstay()"
+    )
+    launch = over_ssh.start("--watch", "--follow=all", script)
+    for value in "bc":
+        until_ready(launch)
+        (folder / ".aside").write_text(f"VALUE = '{value}'")
+        (folder / ".aside").rename(folder / "own.py")
+        launch.until_told(f"has {value}", 2)
+        launch.until(lambda value=value: launch.out.count(f"| has {value}") == 2, value)  # type: ignore[misc]
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    for host in HOSTS:
+        has = [line for line in lines_of(launch.out, host) if line.startswith("has")]
+        assert has == ["has a", "has b", "has c"]
+    launch.no_process()
+
+
 # ---- hosts where it cannot begin
 
 

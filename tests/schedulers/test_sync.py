@@ -138,3 +138,107 @@ def test_two_launches_at_once_share_one_copy(over_ssh: OverSsh, project: Path):
         assert launch.wait() == 0, launch
     (first,), (second,) = (launch.told("in") for launch in launches)
     assert first.split()[2] == second.split()[2]
+
+
+# ---- With --watch
+
+# The zygote of --warm imports numpy.
+WATCHED = """import sys
+AHEAD = "numpy" in sys.modules
+import numpy
+from telling import *
+import helper
+tell("in", os.getcwd(), AHEAD, helper.WORD)
+stay()
+"""
+
+
+@pytest.fixture
+def watched(project: Path) -> Path:
+    (project / "train.py").write_text(WATCHED)
+    (project / "helper.py").write_text("WORD = 'one'")
+    return project
+
+
+def write(project: Path, name: str, text: str) -> None:
+    """As editors do."""
+    (project / ".gate-aside").write_text(text)
+    (project / ".gate-aside").rename(project / name)
+
+
+def places(launch: Launch, word: str, ranks: int = 2) -> list[list[str]]:
+    """Where the ranks have this word of the helper, and whether they are forks."""
+
+    def found() -> list[list[str]]:
+        return sorted(told.split()[2:4] for told in launch.told(" in ") if told.endswith(f" {word}"))
+
+    launch.until(lambda: len(found()) == ranks, word)
+    return found()
+
+
+def test_an_edit_reaches_all_hosts_before_the_ranks_start_again(over_ssh: OverSsh, watched: Path):
+    launch = over_ssh.start("--sync=.", "--watch", "train.py")
+    places(launch, "one")
+    write(watched, "unused.py", "")
+    launch.until(lambda: launch.err.count("sent to 2 of 2 hosts") == 2)
+    write(watched, "helper.py", "WORD = 'two'")
+    found = [Path(place) for place, _ in places(launch, "two")]
+    assert [each.parent for each in found] == [over_ssh.server.trees(host) for host in HOSTS]
+    assert found[0].name == found[1].name
+    write(watched, "helper.py", "WORD = ")
+    launch.until_err("helper.py does not compile")
+    write(watched, "helper.py", "WORD = 'three'")
+    places(launch, "three")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    assert len(launch.told(" in ")) == 6
+    assert launch.err.count("restart by a change of helper.py; all nodes restart") == 4
+
+
+def test_a_host_that_an_edit_does_not_reach_is_named_and_the_job_keeps_its_code(
+    over_ssh: OverSsh, watched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    launch = over_ssh.start("--sync=.", "--watch", "train.py")
+    places(launch, "one")
+    later = tmp_path / "later"
+    later.mkdir()
+    for name in (".gitignore", "train.py"):
+        (later / name).write_text((watched / name).read_text())
+    (later / "helper.py").write_text("WORD = 'two'")
+    monkeypatch.chdir(later)
+    blocked = over_ssh.server.trees(HOSTS[1]) / f"{read_tree('.', later / 'log').digest}.lock"
+    blocked.mkdir()
+    write(watched, "helper.py", "WORD = 'two'")
+    launch.until_err(f"{HOSTS[1]}: the code did not reach this host: Is a directory")
+    launch.until_err("; the job keeps the code that it has")
+    blocked.rmdir()
+    write(watched, "helper.py", "WORD = 'three'")
+    places(launch, "three")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    assert not [told for told in launch.told(" in ") if told.endswith(" two")]
+
+
+def test_forks_of_a_zygote_run_in_the_next_copy(over_ssh: OverSsh, watched: Path):
+    launch = over_ssh.start("--sync=.", "--watch", "--warm", "train.py")
+    assert [ahead for _, ahead in places(launch, "one")] == ["True", "True"]
+    write(watched, "helper.py", "WORD = 'two'")
+    found = places(launch, "two")
+    assert [ahead for _, ahead in found] == ["True", "True"]
+    assert len({Path(place).name for place, _ in found}) == 1
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    assert launch.err.count("ready for warm starts") == 2
+
+
+def test_a_job_on_one_host_waits_and_starts_again_in_the_next_copy(over_ssh: OverSsh, watched: Path):
+    (watched / "helper.py").write_text("")
+    launch = over_ssh.start("--sync=.", "--watch", "train.py", hosts=HOSTS[:1])
+    launch.until_err("waiting for a change of the script")
+    write(watched, "helper.py", "WORD = 'one'")
+    ((first, _),) = places(launch, "one", 1)
+    write(watched, "helper.py", "WORD = 'two'")
+    ((second, _),) = places(launch, "two", 1)
+    assert first != second
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch

@@ -142,14 +142,15 @@ def after_stop(job: Situation) -> Decision:
             generation=round_.generation + 1,
             state=State.OPEN,
             attempts=round_.attempts + 1,
-            restarts=round_.restarts + cause.counts,
-            spent=spent,
+            restarts=0 if cause.edit else round_.restarts + cause.counts,
+            spent=NOTHING_SPENT if cause.edit else spent,
             losses=losses,
             faults=noted,
             worked=worked,
             cause=cause,
             after=round_.after,
             topology=round_.topology,
+            edit=cause.edit or round_.edit,
         )
     else:
         code = cause.code or 1

@@ -280,6 +280,7 @@ def _wait_for_change(turn: Turn, round_: Round) -> None:
                 spent=NOTHING_SPENT,
                 cause=own.failure.cause,
                 code=0,
+                edit=own.failure.cause.edit or round_.edit,
             )
         decision.do(WriteRound(following, turn.view.round_revision))
 

@@ -103,6 +103,7 @@ class Cause:
     """The node that may be to blame (`Node.known_as`). Empty if a script is, or if the node is unknown."""
     suspicion: str = ""  # as in `record.faults.MachineFault`
     requested: bool = False  # a user requested it
+    edit: str = ""  # if an edit caused it (--watch), its time and its copy of the code (--sync)
 
     @property
     def counts(self) -> bool:
@@ -140,6 +141,7 @@ class Round:
     wrote. In an OPEN round it is the previous name, or "" before the first.
     """
     check: Check = NO_CHECK
+    edit: str = ""  # as in `Cause`, the edit that all nodes run
 
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
         """Return this round in the state STOPPING."""
@@ -278,7 +280,7 @@ _check = of_fields(Check, turn=int, usual=_measure, within=_measure, done=int, s
 _cause = of_fields(
     Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=texts,
     age=finite, symptom=bool, time=finite, step=_step, error=str, machine=str, suspicion=str,
-    requested=bool,
+    requested=bool, edit=str,
 )  # fmt: skip
 _numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
 read_measured = of_fields(Measured, **_numbers, error=str, link_error=str)
@@ -299,7 +301,7 @@ _any_round = of_fields(
     Round, generation=int, state=State, size=int, attempts=int, restarts=int, spent=_spent, losses=_spent,
     faults=read_faults, cause=optional(_cause), restart=bool, after=finite, code=_code,
     worked=lambda fields: {str(machine): _measure(seconds) for machine, seconds in fields.items()},
-    topology=str, check=_check,
+    topology=str, check=_check, edit=str,
 )  # fmt: skip
 
 

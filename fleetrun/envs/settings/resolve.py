@@ -320,7 +320,6 @@ _EXCLUSIVE = (
     ("gloo_port", "http_port"),
     ("module", "no_python"),
     ("watch", "timeout"),
-    ("watch", "sync"),
 )
 _LISTS = (("servers", "server_num"), ("trainers", "trainer_num"), ("coordinators", "coordinator_num"))
 
@@ -501,10 +500,12 @@ def _check_machines(choices: Choices) -> list[str]:
     if _on(choices, "standalone") and not alone:
         raise UsageError(f"{choices['standalone']} is for one node, but {_reason(choices)} is for several")
     scheduler = choices.get("scheduler")
-    if _on(choices, "watch") and scheduler and scheduler.value not in ("local", "ssh", "srun"):
+    follows = ("local", "ssh", "" if "sync" in choices else "srun")
+    if _on(choices, "watch") and scheduler and scheduler.value not in follows:
         raise UsageError(
-            f"{choices['watch']} needs a terminal, but {scheduler} starts a job without one",
-            hint="In an allocation of Slurm, use --scheduler srun.",
+            f"{choices['watch']} needs a terminal and the files that you edit, but {scheduler} starts a job "
+            "without them",
+            hint="Use --scheduler ssh, or in an allocation of Slurm --scheduler srun without --sync.",
         )
     if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
         raise UsageError(f"{choices['image']} needs --scheduler kubernetes")

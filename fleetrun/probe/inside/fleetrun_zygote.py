@@ -149,6 +149,7 @@ class Zygote:
         _retitle(environ)
         while os.getppid() == middle:
             time.sleep(0.001)
+        os.chdir("/proc/{}/cwd".format(os.getppid()))  # it changes with --watch --sync
         os.write(channel, b"%d" % os.getpid())
         if os.read(channel, 1) != b"g":
             os._exit(1)
