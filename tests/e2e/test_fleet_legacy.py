@@ -22,8 +22,9 @@ BOUND = 110.0
 PROGRAM = str(ROOT / "trainers" / "examples" / "fleet_legacy.py")
 SMALL = ("--rows", "72", "--passes", "2", "--steps", "5", "--seed", "3")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# numba has colorama write ESC[0m at the end of each process, also in front of another's line.
 LINE = re.compile(
-    r"^Pass (\d), cost = (\d\.\d{6}), auc = (\d\.\d{6}), batch_auc = (\d\.\d{6})$", re.MULTILINE
+    r"^(?:\x1b\[0m)*Pass (\d), cost = (\d\.\d{6}), auc = (\d\.\d{6}), batch_auc = (\d\.\d{6})$", re.MULTILINE
 )
 
 Costs = list[float]

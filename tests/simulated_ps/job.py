@@ -251,7 +251,8 @@ class Job:
                 self._shrink(client, saver, step)
             if self.second and self.second[0].counts:
                 client.ask([self._lookup(server, push) for server in servers])
-            self.world.wait(None, self.world.random.random() * 0.1)
+            rests = self.world.random.random() < plan.rests
+            self.world.wait(None, 10.0 if rests else self.world.random.random() * 0.1)
             for server in servers:
                 model.sent.setdefault((server, push), self.world.now)
             last = step + 1 == plan.steps
@@ -343,10 +344,18 @@ class Job:
         return [*(model.own_key(server, push) for push in model.all_pushes()), *model.shared(server)]
 
     def _read(self, client: Client, server: int, step: int, who: str, *, last: bool = False) -> None:
-        """Read all rows of a server as of a step, and check them."""
+        """Read all rows of a server as of a step, and check them. As in the product, the other servers get a
+        request without keys.
+        """
         keys, asked, known = self._keys(server), self.world.now, set(self.model.acknowledged)
         parts = tuple(Part(table, Field.PEEK, torch.tensor(keys)) for table in range(len(self.specs)))
-        (reply,) = client.ask([Request(server=server, kind=Kind.PULL, number=step, parts=parts)])
+        everywhere = [parts if each == server else () for each in range(self.plan.servers)]
+        reply = client.ask(
+            [
+                Request(server=each, kind=Kind.PULL, number=step, parts=some)
+                for each, some in enumerate(everywhere)
+            ]
+        )[server]
         values = reply.parts[0].data
         if not torch.equal(values[:, 0], values[:, 1]):
             raise Violation(f"half a row was updated: {values}")
@@ -461,8 +470,9 @@ class Job:
     def _plan_faults(self) -> None:
         plan, rng, world = self.plan, self.world.random, self.world
         faults = [self._kill_server] * plan.server_kills + [self._kill_trainer] * plan.trainer_kills
+        training_s = 0.5 + 0.1 * plan.steps  # without faults
         for fault in faults + [self._set_clock] * plan.clock_steps:
-            world.after(rng.random() ** 2 * plan.trouble_s, fault)  # more while most trainers train
+            world.after(rng.random() * rng.choice([training_s, plan.trouble_s]), fault)
         if "resize" in plan.on:
             world.after(rng.random() * 1.5, self._resize)
         world.after(plan.trouble_s, self._end_trouble)

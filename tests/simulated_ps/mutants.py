@@ -128,7 +128,7 @@ def a_push_is_recorded_after_its_answer() -> list[Patch]:
     return [(state.StateSaver, "record", record)]
 
 
-@candidate
+@mutant
 def a_full_disk_is_ignored() -> list[Patch]:
     def record(self: Any, request: Any, real: Any = state.StateSaver.record) -> None:
         with suppress(members.Refusal):
@@ -160,7 +160,7 @@ def always_syncs_the_former_record() -> list[Patch]:
     return [(journal.Journal, "append", append)]
 
 
-@candidate
+@mutant
 def a_failed_sync_is_forgotten() -> list[Patch]:
     return [(journal.JournalSync, "check", lambda self: None)]
 
@@ -295,7 +295,7 @@ def the_answer_of_any_server_counts() -> list[Patch]:
     return [(client.Client, "_encoded", encoded)]
 
 
-@candidate
+@mutant
 def two_trainers_may_save_at_once() -> list[Patch]:
     def take(self: Any, request: Any, sender: Any, state: Any) -> str:
         return ""
@@ -303,7 +303,7 @@ def two_trainers_may_save_at_once() -> list[Patch]:
     return [(saving.SaveTurns, "take", take), (service.Service, "_refuse_if_not_its_turn", lambda *_: None)]
 
 
-@candidate
+@mutant
 def a_late_request_takes_the_turn_again() -> list[Patch]:
     """The second defect that this simulation found."""
 
@@ -545,7 +545,7 @@ def a_follower_keeps_removed_rows() -> list[Patch]:
     return [(shared.SharedTable, "remove", lambda self, number, keys: None)]
 
 
-@candidate
+@mutant
 def a_version_is_committed_before_it_is_written() -> list[Patch]:
     def refresh(self: Any, request: Any) -> Any:
         return request.reply(Kind.DONE, number=self._publisher._published.number)

@@ -29,7 +29,7 @@ _FEATURES = {
     "snapshot": 0.4,  # of async jobs
     "staleness": 0.7,  # of async jobs
     "in_flight": 0.5,  # of async jobs
-    "saves": 0.35,
+    "saves": 0.45,
     "resize": 0.12,
     "publish": 0.15,
     "geo": 0.15,  # of async jobs
@@ -45,7 +45,12 @@ _FEATURES = {
     "entry": 0.15,
     "statistics": 0.12,
     "shrink": 0.6,  # of tables with statistics or counts
+    "rest": 0.1,
 }
+_EXTRA = (
+    "resize", "publish", "geo", "merge", "rule", "warm", "half", "bound", "ttl", "entry", "statistics",
+)  # fmt: skip
+"""Features that half of the jobs do not have: they take time, and hide what faults do to the others."""
 _SECOND = ("rule", "half", "bound", "ttl", "entry", "statistics")
 _RULES: tuple[AnyRule, ...] = (
     SGD(momentum=0.5), Adagrad(), Adam(), RMSprop(), RowWiseAdagrad(), RowWiseAdam(), FTRL(), FTRL(l1=0.5),
@@ -78,6 +83,8 @@ class Plan:
     clock_steps: int
     saves: float
     """How often a trainer saves the tables after a step."""
+    rests: float
+    """How often a trainer computes for longer than a server waits for a trainer that is lost."""
     in_flight: int
     """How many pushes a trainer may have in flight when it makes the next step."""
     merged: int
@@ -102,13 +109,15 @@ class Plan:
         rng = random.Random(seed)
         drawn = {each for each in FAULTS if rng.random() < 0.4}
         drawn |= {each for each, often in _FEATURES.items() if rng.random() < often}
+        if rng.random() < 0.5:
+            drawn -= set(_EXTRA)
         on = _possible(drawn - without)
         kept = "log" in on or "snapshot" in on
         sync = "sync" in on
-        errors = {rng.choice([errno.ENOSPC, errno.EIO, errno.EMFILE]): rng.choice([0.002, 0.02])}
+        errors = {rng.choice([errno.ENOSPC, errno.EIO, errno.EMFILE]): rng.choice([0.005, 0.05])}
         merged, fsync = rng.choice([2, 3]), rng.choice(["no", "everysec", "always"])
         trainers, in_flight, clock_steps = rng.choice([1, 2, 2, 3, 4]), rng.choice([1, 4]), rng.randint(1, 3)
-        staleness, saves, publish_s = rng.choice([0, 0, 1, 3]), rng.choice([0.1, 0.5]), rng.choice([0.2, 1.0])
+        staleness, saves, publish_s = rng.choice([0, 0, 1, 3]), rng.choice([0.2, 0.6]), rng.choice([0.2, 1.0])
         second = _second(rng, on) if on & set(_SECOND) else None
         if second is None or not second.ages:
             on -= {"shrink"}
@@ -141,6 +150,7 @@ class Plan:
             late_errors=0.005 if "late" in on and kept else 0.0,
             clock_steps=clock_steps if "clock" in on else 0,
             saves=saves if "saves" in on else 0.0,
+            rests=0.2 if "rest" in on else 0.0,
             in_flight=in_flight if "in_flight" in on else 0,
             merged=merged if on & {"geo", "merge"} else 1,
             queue=in_flight,
