@@ -248,7 +248,7 @@ def send_row_requests(
     """Send the row requests without a push, in one message to each server.
 
     A server without any of the keys gets a message too. With `max_staleness`, the message shows this
-    trainer's step to a server that has lost its last push. Otherwise other trainers might wait there for ever.
+    trainer's step to a server that has lost its last push. Otherwise others might wait there for ever.
     """
     messages: list[list[Part]] = [[] for _ in range(servers)]
     add_row_requests(messages, row_requests)
