@@ -619,7 +619,7 @@ class Job:
 
     def _replay(self, real: Any, saver: Any, service: Any, *found: Any) -> None:
         real(saver, service, *found)
-        if saver._recovered:
+        if saver.recovered:
             self._check_recovered(_index(saver), state_of(*found), found[0].start)
 
     def _update(self, real: Any, saver: Any, *found: Any, may_cut: bool) -> None:
