@@ -102,7 +102,7 @@ class Answers:
             self._bytes -= len(body)
         if version not in (None, answer.version):
             raise RefusedError(404, f"version {version!r} is no longer served")
-        self.metrics.answered(_rows(answer.request), time.perf_counter() - started)
+        self.metrics.answered(model.program.rows(answer.request.inputs), time.perf_counter() - started)
         return answer
 
     async def aside(self, size: int, call: Callable[[], Value]) -> Value:
@@ -147,23 +147,19 @@ class Answers:
         most = {"most": self.settings.max_rows} if program.joins else {}
         names = [spec.name for spec in program.outputs]
         asked = decode_request(body, json_size, program.inputs, names, **most)
-        rows = _rows(asked)
+        rows = program.rows(asked.inputs)
         if not 0 < rows <= self.settings.max_rows:
             raise RequestError(
-                f"{program.inputs[0].name}.shape has {rows} rows; a request may have 1 to "
-                f"{self.settings.max_rows}"
+                f"the request has {rows} rows; a request may have 1 to {self.settings.max_rows}"
             )
         if program.joins:
             for spec, tensor in zip(program.inputs, asked.inputs, strict=True):
-                if (other := tensor.shape[0]) != rows:
+                if (other := len(tensor)) not in (1, rows):
                     raise RequestError(
-                        f"{spec.name}.shape has {other} rows, but {program.inputs[0].name} has {rows}"
+                        f"{spec.name}.shape has {other} rows, but another input has {rows}; send {rows} "
+                        "rows, or 1 row for all of them"
                     )
         return asked
-
-
-def _rows(asked: InferRequest) -> int:
-    return asked.inputs[0].shape[0] if asked.inputs[0].dim() else 1
 
 
 def first_line(error: BaseException) -> str:

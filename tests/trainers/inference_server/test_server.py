@@ -109,6 +109,20 @@ def test_answers_are_those_of_the_model_for_many_clients_at_once(server: Served)
     assert float(lines["fleetrun_serve_version_sequence"]) == 1
 
 
+def test_one_row_of_an_input_stands_for_as_many_as_the_others_have(server: Served) -> None:
+    def ask(number: int) -> bool:
+        inputs = batch(2 + number % 7, number)
+        name = ("ids", "x")[number % 2]
+        inputs[name] = inputs[name][:1]
+        found = server.infer(inputs, binary=number % 3 == 0)[1]
+        rows = max(map(len, inputs.values()))
+        whole = {name: each.expand(rows, -1) for name, each in inputs.items()}
+        return equal(found, computed(Net(), whole)) and equal(server.infer(whole)[1], list(found.values()))
+
+    with ThreadPoolExecutor(8) as clients:
+        assert all(clients.map(ask, range(40)))
+
+
 def test_what_it_serves_and_whether_it_is_ready(server: Served) -> None:
     status, about = server.json("GET", server.path)
     assert status == 200
@@ -162,10 +176,11 @@ def test_limits(server: Served) -> None:
     status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
     assert status == 400
     assert b"65 rows" in content
-    body, headers = encoded({"ids": batch(2)["ids"], "x": batch(1)["x"]})
-    status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
-    assert status == 400
-    assert b"x.shape has 1 rows, but ids has 2" in content, "which would be broadcast"
+    for ids, x in ((3, 2), (2, 3), (3, 0)):
+        body, headers = encoded({"ids": batch(ids)["ids"], "x": batch(x)["x"]})
+        status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
+        assert status == 400
+        assert b" rows, but another input has 3; send 3 rows, or 1 row for all of them" in content
     status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
     assert status == 413
     assert b'"error"' in content
