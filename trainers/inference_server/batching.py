@@ -36,7 +36,7 @@ class BusyError(Exception):
 class _Waiting:
     inputs: tuple[torch.Tensor, ...]
     rows: int
-    result: asyncio.Future[tuple[ModelVersion, Outputs]]
+    result: asyncio.Future[tuple[ModelVersion, Outputs, float]]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -47,13 +47,14 @@ class _Waiting:
 class Batcher:
     """Computes one batch after the other.
 
-    `most_rows` limits a batch of several requests, and `most_waiting` the waiting requests.
+    `model` computes the next batch. `most_rows` limits a batch of several requests, and `most_waiting`
+    limits the waiting requests.
     """
 
     def __init__(
         self, model: ServedModel, most_rows: int, most_waiting: int, count_rows: Callable[[int], None]
     ) -> None:
-        self._model = model
+        self.model = model
         self._most_rows = most_rows
         self._most_waiting = most_waiting
         self._count_rows = count_rows
@@ -68,13 +69,14 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    async def submit(self, inputs: tuple[torch.Tensor, ...]) -> tuple[ModelVersion, Outputs]:
-        """Compute a request. Raises BusyError, and errors of programs. A cancelled request leaves the
-        queue.
+    async def submit(self, inputs: tuple[torch.Tensor, ...]) -> tuple[ModelVersion, Outputs, float]:
+        """Compute a request. The last result is the time at which its batch began.
+
+        Raises BusyError, and errors of programs. A cancelled request leaves the queue.
         """
         if len(self._waiting) >= self._most_waiting:
             raise BusyError
-        rows = self._model.program.rows(inputs)
+        rows = self.model.program.rows(inputs)
         request = _Waiting(inputs, rows, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._arrived.set()
@@ -86,6 +88,11 @@ class Batcher:
             if short:
                 return call()
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def change(self, model: ServedModel) -> None:
+        """Compute with this model from now on. No batch of the former model runs afterwards."""
+        async with self._turn:
+            self.model = model
 
     def close(self) -> None:
         self._task.cancel()
@@ -101,24 +108,25 @@ class Batcher:
                 continue
             self._count_rows(sum(request.rows for request in batch))
             inputs = [request.inputs for request in batch]
+            began = time.perf_counter()
             try:
                 version, results = await self.between_batches(
                     partial(self._compute, inputs), short=self._last_s < _SHORT_S
                 )
             except Exception as error:  # noqa: BLE001  (others must still be answered)
-                version, results = self._model.version, [error] * len(batch)
+                version, results = self.model.version, [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
                 if request.result.done():  # its client has given up
                     continue
                 if isinstance(result, BaseException):
                     request.result.set_exception(result)
                 else:
-                    request.result.set_result((version, result))
+                    request.result.set_result((version, result, began))
 
     def _compute(self, inputs: list[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
         started = time.thread_time()
         try:
-            return self._model.compute(inputs)
+            return self.model.compute(inputs)
         finally:
             self._last_s = time.thread_time() - started
 
@@ -126,7 +134,7 @@ class Batcher:
         """Return the request that has waited longest, with all requests that can be joined with it."""
         batch: list[_Waiting] = []
         others: list[_Waiting] = []
-        rows, most = 0, self._most_rows if self._model.program.joins else 0
+        rows, most = 0, self._most_rows if self.model.program.joins else 0
         while self._waiting:
             request = self._waiting.popleft()
             if request.result.done():

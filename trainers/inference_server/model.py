@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -173,8 +174,7 @@ class ServedProgram:
 class ServedModel:
     """A program and the version of its weights.
 
-    Use it from one thread. Versions are swapped between two batches, so all outputs of a batch have one
-    version.
+    All outputs of a batch have one version, because each version is served by a `successor`.
     """
 
     def __init__(self, version: ModelVersion) -> None:
@@ -211,11 +211,14 @@ class ServedModel:
             }
             weights |= {weight: torch.tensor(id(tables[name])) for weight, name in wanted.items()}
         self.weights = tuple(weights[name] for name in version.about["weights"])
-        TABLES.update((id(reader), reader.rows) for reader in tables.values())
-        for former in self._tables.values():
-            if former not in tables.values():
-                del TABLES[id(former)]
+        TABLES.update((id(reader), reader) for reader in tables.values())
         self._tables, self.version = tables, version
+
+    def successor(self, version: ModelVersion) -> ServedModel:
+        """Return the same program with another version. Raises as `swap` does."""
+        other = copy.copy(self)
+        other.swap(version)
+        return other
 
     def warm_up(self) -> None:
         """Make the first calls, which compile and allocate.
