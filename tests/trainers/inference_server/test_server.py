@@ -21,7 +21,16 @@ import torch
 
 from tests.support.command import FLEETRUN, environment
 from tests.support.forking import Forker
-from tests.support.inference import Served, Tensors, encoded, equal, in_json, not_served, served
+from tests.support.inference import (
+    JSON_SIZE,
+    Served,
+    Tensors,
+    encoded,
+    equal,
+    in_json,
+    not_served,
+    served,
+)
 from tests.support.traces import wait_until
 from trainers.export import save_program
 from trainers.inference_server.over_http import LAST_S
@@ -292,6 +301,79 @@ def test_a_reload_loses_no_request_and_each_answer_is_of_the_version_that_it_nam
             each.result()
     assert {old} < set(seen)
     assert len(list((folder / "cache").rglob("*.pt2"))) == 2, "those of the old version are gone"
+
+
+def test_kept_requests_are_replayed_on_a_new_version_and_a_failure_is_logged_and_not_counted(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--threads=1") as server:
+        folder = next((tmp_path / "cache").glob("*/metrics"))
+        inputs = batch(2)
+        inputs["ids"][0, 0] = ROWS - 1
+        server.infer(inputs)
+        (kept,) = folder.glob("request-*")
+        size, _, body = kept.read_bytes().partition(b"\n")
+        assert (body, size.decode()) == (encoded(inputs)[0], encoded(inputs)[1][JSON_SIZE])
+        for number in range(40):  # within a second of it
+            server.infer(batch(2, number))
+        assert len(list(folder.glob("request-*"))) < 40
+        for path in folder.glob("request-*"):
+            path.unlink()
+        kept.write_bytes(size + b"\n" + body)
+        (folder / "request-x").write_bytes(b"\n" + json.dumps({"inputs": in_json(batch(1))}).encode())
+
+        def counted() -> list[str]:
+            text = server.ask("GET", "/metrics")[2].decode()
+            return sorted(re.findall(r"(?m)^fleetrun_serve_.*(?:rows|seconds_|infer).*$", text))
+
+        def reload(words: str) -> None:
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: words in server.log.read_text(), server.log.read_text)
+
+        before = counted()
+        assert "fleetrun_serve_rows_total 82.0" in before
+        save(tmp_path / "bundle", 1000)
+        (old,) = server.json("GET", server.path)[1]["versions"]
+        reload("serving the bundle ")
+        wait_until(lambda: server.json("GET", server.path)[1]["versions"] != [old])
+        assert "kept requests fail" not in server.log.read_text()
+        model = Net(1000).eval()
+        model.rows = torch.nn.Embedding(ROWS - 1, 4)
+        save_program(tmp_path / "bundle", model, batch(3, 1) | {"ids": torch.zeros(3, 3).long()}, None, {})
+        reload("1 of 2 kept requests fail with version ")
+        wait_until(lambda: server.log.read_text().count("serving the bundle ") == 2, server.log.read_text)
+        assert f"which is served now: {kept.name}: ids has the id 49" in server.log.read_text()
+        assert counted() == before
+        assert server.stop() == 0
+
+
+def test_a_slow_request_is_logged_with_its_stages_once_a_second_and_kept(tmp_path: Path) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--threads=1", "--slow=1e-9") as server:
+        inputs = batch(2)
+        for _ in range(20):
+            server.infer(inputs)
+        lines = [line for line in server.log.read_text().splitlines() if "slow request" in line]
+        assert 0 < len(lines) < 20
+        found = re.search(
+            r"slow request: ([\d.]+) s \(read ([\d.]+), decode ([\d.]+), wait ([\d.]+), compute ([\d.]+)\), "
+            r"(\d+) bytes in (\S+); 1 since",
+            lines[0],
+        )
+        assert found, lines
+        total, *stages = map(float, found.groups()[:5])
+        assert abs(total - sum(stages)) < 0.01
+        size, _, body = Path(found[7]).read_bytes().partition(b"\n")
+        assert (body, size.decode()) == (encoded(inputs)[0], encoded(inputs)[1][JSON_SIZE])
+        assert int(found[6]) == len(body)
+    with served(tmp_path, "bundle", "--threads=1", "--timeout=0.2", "--slow=0.1") as server:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
+            slow.sendall(
+                f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode()
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert re.search(r"slow request: [\d.]+ s \(read [\d.]+\), 0 bytes", server.log.read_text())
 
 
 def test_when_the_server_is_killed_its_workers_end_and_a_stop_answers_what_has_begun(tmp_path: Path) -> None:
