@@ -74,8 +74,10 @@ class Answers:
         for path in kept:
             try:
                 size, _, body = path.read_bytes().partition(b"\n")
-                inputs = self._decoded(model, body, size.decode() or None).inputs
-                _, (result,) = await batcher.between_batches(partial(model.compute, [inputs]))
+                asked = await self.aside(
+                    len(body), partial(self._decoded, model, body, size.decode() or None)
+                )
+                _, (result,) = await batcher.between_batches(partial(model.compute, [asked.inputs]))
                 if isinstance(result, BaseException):
                     raise result
             except Exception as error:  # noqa: BLE001  (a program may raise anything)
@@ -86,8 +88,10 @@ class Answers:
                 f"which is served now: {failed[0]}"
             )
 
-    def _keep(self, kind: str, body: bytearray, json_size: str | None) -> Path:
-        """Write a request to the cache, and return its path. It replaces one that is _KEPT seconds old."""
+    def _keep(self, kind: str, body: bytearray, json_size: str | None) -> str:
+        """Write a request to the cache, over one that is _KEPT seconds old. Return where it is, in words."""
+        if len(body) > _KEPT_BYTES:
+            return "too large to be kept"
         path = self._kept / f"{kind}-{int(time.time()) % _KEPT}"
         part = path.with_name(f"part-{os.getpid()}")
         try:
@@ -95,7 +99,8 @@ class Answers:
             part.replace(path)
         except OSError as error:
             glog(f"a request could not be kept: {error}")
-        return path
+            return "not kept"
+        return f"kept in {path}"
 
     def _note(self, marks: list[float], body: bytearray, json_size: str | None, *, answered: bool) -> None:
         """Keep one request a second, for the next version. Log a slow one, with the times of its stages."""
@@ -105,13 +110,13 @@ class Answers:
         if slow and now >= self._next_slow:
             stages = zip(("read", "decode", "wait", "compute"), pairwise([*marks, now]), strict=False)
             times = ", ".join(f"{stage} {end - start:.3f}" for stage, (start, end) in stages)
-            path = self._keep("slow", body, json_size)
+            kept = self._keep("slow", body, json_size)
             glog(
-                f"slow request: {now - marks[0]:.3f} s ({times}), {len(body)} bytes in {path}; {self._slow} "
+                f"slow request: {now - marks[0]:.3f} s ({times}), {len(body)} bytes, {kept}; {self._slow} "
                 "since the last one logged"
             )
             self._slow, self._next_slow = 0, now + 1
-        if answered and now >= self._next_kept and len(body) <= _KEPT_BYTES:
+        if answered and now >= self._next_kept:
             self._keep("request", body, json_size)
             self._next_kept = now + 1
 

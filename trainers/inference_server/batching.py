@@ -25,7 +25,10 @@ from trainers.inference_server.model import ModelVersion, Outputs, Result, Serve
 Value = TypeVar("Value")
 
 _SHORT_S = 0.005
-"""CPU seconds of a short batch. Other connections wait that long, as they would for the batch itself."""
+"""CPU seconds of a short batch. Other connections wait that long.
+
+They are predicted from the last batch, and from how many numbers the inputs of both have.
+"""
 
 
 class BusyError(Exception):
@@ -62,7 +65,7 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
         self._turn = asyncio.Lock()
-        self._last_s = math.inf
+        self._last_s, self._last_size = math.inf, 1
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -108,11 +111,14 @@ class Batcher:
                 continue
             self._count_rows(sum(request.rows for request in batch))
             inputs = [request.inputs for request in batch]
+            size = sum(tensor.numel() for each in inputs for tensor in each)
+            likely_s = self._last_s * max(1, size / self._last_size)
             began = time.perf_counter()
             try:
                 version, results = await self.between_batches(
-                    partial(self._compute, inputs), short=self._last_s < _SHORT_S
+                    partial(self._compute, inputs), short=likely_s < _SHORT_S
                 )
+                self._last_size = max(1, size)
             except Exception as error:  # noqa: BLE001  (others must still be answered)
                 version, results = self.model.version, [error] * len(batch)
             for request, result in zip(batch, results, strict=True):

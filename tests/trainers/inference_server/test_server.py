@@ -358,7 +358,7 @@ def test_a_slow_request_is_logged_with_its_stages_once_a_second_and_kept(tmp_pat
         assert 0 < len(lines) < 20
         found = re.search(
             r"slow request: ([\d.]+) s \(read ([\d.]+), decode ([\d.]+), wait ([\d.]+), compute ([\d.]+)\), "
-            r"(\d+) bytes in (\S+); 1 since",
+            r"(\d+) bytes, kept in (\S+); 1 since",
             lines[0],
         )
         assert found, lines
