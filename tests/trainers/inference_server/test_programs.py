@@ -355,9 +355,24 @@ class Pair(nn.Module):
         return self._function(x, y)
 
 
+def changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x * 2
+    part = x[:, :1]
+    before = part + y
+    x.add_(1)
+    return before * (part + y)
+
+
+def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    same = torch.ones(x.shape[0], 3)
+    return (same + x) * 2 + same * y
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        changed,
+        shared,
         lambda x, y: (x * 2).add_(1) + y,  # in place
         lambda x, y: x.add(1).mul_(y),
         lambda x, y: torch.zeros(x.shape[0], 3) + x + torch.zeros(x.shape[0], 3) * y,
@@ -381,7 +396,7 @@ def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
         if not model.program.joins:
             assert "first dimension" in model.program.mixes
             return
-        _, found = model.compute(requests)
+        found = model._together(requests)
         for request, rows, result in zip(requests, (4, 2), found, strict=True):
             wanted = function(*whole(request, rows))
             assert isinstance(result, dict), result
