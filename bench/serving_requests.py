@@ -171,7 +171,7 @@ def after_a_swap(folder: Path, seconds: float) -> Iterator[str]:
             time.sleep(0.01)
         connection.close()
         reloaded, fresh = [], []
-        for _ in range(max(3, len(firsts) // 8)):
+        for _ in range(6):
             fresh.append(first(port, asked))
             time.sleep(1.1)  # a request a second is kept
             fresh.append(first(port, asked))
