@@ -73,3 +73,18 @@ def test_a_change_of_models_waits_for_the_batch_of_the_former_one() -> None:
 
     asyncio.run(ask())
     assert len(other.threads) == 1
+
+
+def test_requests_with_one_row_of_an_input_are_joined_with_their_kind_only() -> None:
+    model: Any = Burning()
+    model.program.rows = lambda inputs: max(map(len, inputs))
+    counted: list[int] = []
+
+    async def ask() -> None:
+        batcher = Batcher(model, 100, 100, counted.append)
+        sizes = ((2, 1), (3, 3), (4, 1), (1, 5), (6, 6), (1, 1))
+        await asyncio.gather(*(batcher.submit(tuple(torch.zeros(size) for size in each)) for each in sizes))
+        batcher.close()
+
+    asyncio.run(ask())
+    assert counted == [2 + 4, 3 + 6 + 1, 5]
