@@ -49,21 +49,25 @@ end
 """
 
 
-def request(ids: torch.Tensor, outputs: list[str]) -> tuple[bytes, int]:
-    """A body in binary, and the size of its JSON."""
-    content = ids.numpy().tobytes()
-    entry = {"name": "ids", "datatype": "INT64", "shape": list(ids.shape)}
-    head = json.dumps(
+def request(inputs: dict[str, torch.Tensor], outputs: list[str]) -> tuple[bytes, int]:
+    """A body in binary, and the size of its JSON. All inputs are INT64."""
+    contents = {name: tensor.numpy().tobytes() for name, tensor in inputs.items()}
+    entries = [
         {
-            "inputs": [{**entry, "parameters": {"binary_data_size": len(content)}}],
-            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
+            "name": name,
+            "datatype": "INT64",
+            "shape": list(inputs[name].shape),
+            "parameters": {"binary_data_size": len(content)},
         }
-    ).encode()
-    return head + content, len(head)
+        for name, content in contents.items()
+    ]
+    wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    head = json.dumps({"inputs": entries, "outputs": wanted}).encode()
+    return b"".join([head, *contents.values()]), len(head)
 
 
 def wrk(folder: Path, port: int, rows: int, connections: int, seconds: float) -> dict[str, Any]:
-    body, size = request(torch.randint(1, ROWS, (rows, SLOTS)), ["score"])
+    body, size = request({"ids": torch.randint(1, ROWS, (rows, SLOTS))}, ["score"])
     (folder / "body").write_bytes(body)
     (folder / "post.lua").write_text(LUA % (folder / "body", SIZE, size))
     done = subprocess.run(
@@ -79,7 +83,7 @@ def wrk(folder: Path, port: int, rows: int, connections: int, seconds: float) ->
 
 def counter(port: int) -> float:
     """The row that counts steps, as it is served; -1 while nobody answers."""
-    body, size = request(torch.full((1, SLOTS), COUNTER), ["first"])
+    body, size = request({"ids": torch.full((1, SLOTS), COUNTER)}, ["first"])
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/model/infer", body, {SIZE: str(size)})
     try:
         with urllib.request.urlopen(asked, timeout=30) as answer:
@@ -109,13 +113,14 @@ def job(folder: Path, interval: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
+def server(folder: Path, workers: int, *, follow: bool = True) -> Iterator[tuple[int, int]]:
     """Its pid and port."""
+    words = [f"--follow={folder / 'published'}"] if follow else []
     log = folder / f"serve-{workers}.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*FLEETRUN, "serve", str(folder / "bundle"), f"--follow={folder / 'published'}", "--name=model",
-             "--port=0", f"--workers={workers}", "--threads=1"],
+            [*FLEETRUN, "serve", str(folder / "bundle"), *words, "--name=model", "--port=0",
+             f"--workers={workers}", "--threads=1"],
             stdout=out, stderr=out,
         )  # fmt: skip
         try:

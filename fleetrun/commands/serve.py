@@ -80,6 +80,9 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     default=30.0,
     help="Seconds that a stop waits for running requests.",
 )
+@click.option(
+    "--slow", "slow_s", type=_POSITIVE, default=1.0, help="Seconds after which a request is logged as slow."
+)
 def command(
     bundle: str,
     name: str | None,

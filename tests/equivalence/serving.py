@@ -124,6 +124,7 @@ def _settings(port: int, grpc_port: int) -> ServeSettings:
         timeout_s=60.0,
         keepalive_s=75.0,
         grace_s=5.0,
+        slow_s=1.0,
     )
 
 

@@ -21,7 +21,7 @@ class Metrics:
     """The metrics of this process, and the text for all processes. `folder` has the workers' files."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self.folder = folder
         none = CollectorRegistry()  # the text comes from the files of all processes
         self._requests = Counter(
             "fleetrun_serve_requests", "Requests by path and status.", ["path", "status"], registry=none
@@ -69,5 +69,5 @@ class Metrics:
     def text(self) -> tuple[bytes, str]:
         """Return the metrics of all workers as text, and its content type."""
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]  # the library's
+        multiprocess.MultiProcessCollector(registry, self.folder)  # type: ignore[no-untyped-call]  # the library's
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

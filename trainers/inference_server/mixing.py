@@ -8,6 +8,7 @@ here count as combining.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves
 
@@ -74,6 +75,79 @@ def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor
         if node.op == "call_function" and not _keeps_apart(node, rows):
             return f"operator {node.target} may combine rows of different requests"
     return ""
+
+
+def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None:
+    """Return the program for inputs of which some, by `once`, have one row per request.
+
+    Values that depend only on these inputs are computed for these rows, and repeated where they meet other
+    values. The last argument of the new program is the request of each row. Rows of the program must not
+    depend on each other. Return None for a program that changes values in place, or that computes with the
+    number of rows.
+    """
+    graph = copy.deepcopy(module.graph)
+    nodes = list(graph.nodes)
+    if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in nodes):
+        return None
+    inputs = [node for node in nodes if node.op == "placeholder"][-len(once) :]
+    rows: Any = _size(inputs[0].meta["val"].shape[0])
+    single, sized = _spread(nodes, {node for node, each in zip(inputs, once, strict=True) if each}, rows)
+    with graph.inserting_after(inputs[-1]):
+        which = graph.placeholder("which")
+    for node in reversed(nodes):
+        users = [user for user in node.users if not _is_count(user)]
+        others = [user for user in users if user not in single]
+        if node in sized and users and not others:
+            single.add(node)
+        elif node in sized and len(users) > len(others):
+            return None
+        elif node in single and others:
+            places = _places(node.meta["val"], rows) if isinstance(node.meta["val"], Tensor) else []
+            if [size for _, size in places] != [rows]:
+                single.remove(node)  # its rows are not in a dimension of their own
+                continue
+            with graph.inserting_before(min(others, key=nodes.index)):
+                late = graph.call_function(torch.ops.aten.index_select.default, (node, places[0][0], which))
+            for user in others:
+                user.replace_input_with(node, late)
+    with graph.inserting_after(which):
+        each_size = torch.ops.aten.sym_size.int
+        counts = [graph.call_function(each_size, (each, 0)) for each in (which, inputs[once.index(True)])]
+    for node in nodes:
+        if not (_is_count(node) or _takes_count(node, counts[node in single], rows)):
+            return None
+    graph.eliminate_dead_code()
+    return GraphModule(module, graph)
+
+
+def _spread(nodes: Sequence[Node], single: set[Node], rows: object) -> tuple[set[Node], set[Node]]:
+    """Return the values that depend only on `single`, and the values with rows that depend on no input."""
+    sized: set[Node] = set()
+    for node in nodes:
+        wide = {
+            each
+            for each in (node, *node.all_input_nodes)
+            if rows in free_symbols(each.meta.get("val")) and not _is_count(each)
+        }
+        taken = wide - sized - {node}
+        if node.op == "call_function" and wide and taken <= single:
+            (single if taken else sized).add(node)
+    return single, sized
+
+
+def _takes_count(node: Node, count: Node, rows: Any) -> bool:
+    """Let a node take its multiples of the number of rows from `count`. Return False for other numbers."""
+    for each in filter(_is_count, node.all_input_nodes):
+        factor = _size(each.meta["val"]) / rows
+        if not factor.is_Integer:
+            return False
+        with node.graph.inserting_before(node):
+            node.replace_input_with(each, node.graph.call_function(operator.mul, (count, int(factor))))
+    return True
+
+
+def _is_count(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def _keeps_apart(node: Node, rows: object) -> bool:

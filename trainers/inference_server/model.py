@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen_by_name
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
-from trainers.inference_server.mixing import find_mixing
+from trainers.inference_server.mixing import find_mixing, repeat_late
 from trainers.inference_server.protocol import DATATYPES, Given, TensorSpec
 from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
@@ -29,6 +30,9 @@ _SMALLEST, _ANY_SIZE = 2, 1 << 40
 
 _PROBES = (1, 0), (2e6, -1e6), (0, 1), (0, 3e38), (0, -3e38), (0, math.nan)
 """Width and start of ranges of numbers: ordinary, large of both signs, equal, and extreme ones."""
+
+_LATE = 8
+"""Kept programs for different sets of inputs with one row."""
 
 _SIZE = r"L\['inputs'\]\[\d+\]\.size\(\)\[\d+\]"
 _EQUAL = re.compile(rf"{_SIZE} == {_SIZE}|\(\(-1\) \+ {_SIZE}\) != 1")
@@ -102,14 +106,27 @@ class ServedProgram:
         sizes = [size for spec in self.inputs for size in spec.shape[1:]]
         self._checked = bool(self.mixes) or None in sizes or _bounded(exported)
         self._module = exported.module() if self._checked else _unchecked(exported)
+        self._late: dict[tuple[bool, ...], torch.fx.GraphModule | None] = {}
 
-    def __call__(self, weights: Given, inputs: Given) -> Outputs:
-        """Compute the outputs. Raises the errors of the program, which may be of any type."""
+    def __call__(self, weights: Given, inputs: Given, rows: Sequence[int] = ()) -> Outputs:
+        """Compute the outputs. Raises the errors of the program, which may be of any type.
+
+        `rows` are the rows of each request in `inputs`. An input may have one row for all rows of a request.
+        """
+        once = tuple(len(each) == len(rows) < sum(rows) for each in inputs) if rows else ()
         with torch.inference_mode():
+            late = None
+            if any(once):
+                which, late = torch.repeat_interleave(torch.tensor(rows)), self._repeated_late(once)
+                if late is None:
+                    both = zip(inputs, once, strict=True)
+                    inputs = tuple(each[which] if single else each for each, single in both)
             if self._checked:
                 found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
+            elif late is not None:
+                found = late.forward(*weights, *inputs, which)
             else:
-                found = self._module(*weights, *inputs)
+                found = self._module.forward(*weights, *inputs)
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
 
     def named(self, error: Exception, inputs: Given) -> Exception:
@@ -119,6 +136,20 @@ class ServedProgram:
                 who = f"{self.inputs[place].name} has the id {int(wrong[0])}"
                 return IndexError(f"{who}, but its table has {rows} rows, 0 to {rows - 1}")
         return error
+
+    def rows(self, inputs: Given) -> int:
+        """Return the number of rows of a request."""
+        if self.joins:
+            return max(map(len, inputs))
+        return len(inputs[0]) if inputs[0].dim() else 1
+
+    def _repeated_late(self, once: tuple[bool, ...]) -> torch.fx.GraphModule | None:
+        """Return `repeat_late` of the program, or None if the inputs must be repeated."""
+        if once not in self._late:
+            if len(self._late) >= _LATE:
+                self._late.clear()
+            self._late[once] = None if self._checked else repeat_late(self._module, once)
+        return self._late[once]
 
     @property
     def joins(self) -> bool:
@@ -143,8 +174,7 @@ class ServedProgram:
 class ServedModel:
     """A program and the version of its weights.
 
-    Use it from one thread. Versions are swapped between two batches, so all outputs of a batch have one
-    version.
+    All outputs of a batch have one version, because each version is served by a `successor`.
     """
 
     def __init__(self, version: ModelVersion) -> None:
@@ -181,11 +211,14 @@ class ServedModel:
             }
             weights |= {weight: torch.tensor(id(tables[name])) for weight, name in wanted.items()}
         self.weights = tuple(weights[name] for name in version.about["weights"])
-        TABLES.update((id(reader), reader.rows) for reader in tables.values())
-        for former in self._tables.values():
-            if former not in tables.values():
-                del TABLES[id(former)]
+        TABLES.update((id(reader), reader) for reader in tables.values())
         self._tables, self.version = tables, version
+
+    def successor(self, version: ModelVersion) -> ServedModel:
+        """Return the same program with another version. Raises as `swap` does."""
+        other = copy.copy(self)
+        other.swap(version)
+        return other
 
     def warm_up(self) -> None:
         """Make the first calls, which compile and allocate.
@@ -221,10 +254,10 @@ class ServedModel:
 
     def _together(self, requests: Sequence[Given]) -> Sequence[Outputs | None]:
         """Return the outputs of joined requests, or None for each if they cannot be computed together."""
-        rows = [request[0].shape[0] for request in requests]
+        rows = list(map(self.program.rows, requests))
         try:
             joined = tuple(torch.cat(parts) for parts in zip(*requests, strict=True))
-            found = self.program(self.weights, joined)
+            found = self.program(self.weights, joined, rows)
             parts = {name: torch.split(tensor, rows) for name, tensor in found.items()}
         except Exception:  # noqa: BLE001  (whatever it is, one of them may be the reason)
             return [None] * len(rows)
@@ -235,7 +268,8 @@ class ServedModel:
 
     def _one(self, inputs: Given) -> Result:
         try:
-            return self.program(self.weights, inputs)
+            rows = [self.program.rows(inputs)] if self.program.joins else []
+            return self.program(self.weights, inputs, rows)
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
             return self.program.named(error, inputs)
 

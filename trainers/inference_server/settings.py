@@ -19,7 +19,7 @@ class ServeSettings:
 
     `max_body` and `max_rows` limit a request. `max_batch_rows` limits requests computed together, and 0
     computes each alone. `max_waiting` limits waiting requests in one worker. `keepalive_s` limits a
-    connection without a request.
+    connection without a request. A request of `slow_s` is logged.
     """
 
     fleetrun: str
@@ -40,6 +40,7 @@ class ServeSettings:
     timeout_s: float
     keepalive_s: float
     grace_s: float
+    slow_s: float
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

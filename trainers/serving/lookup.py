@@ -6,13 +6,21 @@ of the program maps these numbers to tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-TABLES: dict[int, Callable[[Tensor], Tensor]] = {}
-"""The functions that return (n, dim) rows for ids (n,) int64, by the numbers of tables in programs."""
+
+class Rows(Protocol):
+    """A table that returns (n, dim) rows for ids (n,) int64."""
+
+    def rows(self, ids: Tensor, /) -> Tensor: ...
+
+
+TABLES: WeakValueDictionary[int, Rows] = WeakValueDictionary()
+"""Tables by their numbers in programs, while a model uses them."""
 
 _LIBRARY = torch.library.Library("fleetrun", "DEF")  # type: ignore[no-untyped-call]  # torch's
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -27,7 +35,7 @@ def _rows(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) 
     flat = ids.reshape(-1).to(torch.int64)
     if limit >= 0 and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < limit:
         raise IndexError(f"an id is outside the {limit} rows of its table")
-    return TABLES[int(table)](flat).to(dtype).reshape(*ids.shape, dim)
+    return TABLES[int(table)].rows(flat).to(dtype).reshape(*ids.shape, dim)
 
 
 def _shape(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) -> Tensor:

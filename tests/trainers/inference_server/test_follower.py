@@ -270,15 +270,18 @@ def test_a_version_that_cannot_be_mapped_as_a_whole_is_not_mapped_at_all(
     records.rename(tmp_path / "away")
     other = replace(version, sequence=2, version="2", values=second)
     with pytest.raises(FileNotFoundError):
-        model.swap(other)
+        model.successor(other)
     served, (after,) = model.compute([(KEYS,)])
     assert isinstance(before, dict)
     assert isinstance(after, dict), after
     assert served is version
     assert all(torch.equal(before[name], after[name]) for name in before)
     (tmp_path / "away").rename(records)
-    model.swap(other)
-    served, (after,) = model.compute([(KEYS,)])
+    successor = model.successor(other)
+    _, (kept,) = model.compute([(KEYS,)])
+    assert isinstance(kept, dict), kept
+    assert all(torch.equal(before[name], kept[name]) for name in before)
+    served, (after,) = successor.compute([(KEYS,)])
     assert isinstance(after, dict)
     assert served is other
     assert not any(torch.equal(before[name], after[name]) for name in before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.export import save_program
+from trainers.inference_server.batching import Batcher
 from trainers.inference_server.files import CacheFile
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.serving.bundle import read_bundle
@@ -283,3 +286,142 @@ def test_bags_of_flat_ids_are_served_for_any_number_of_bags(tmp_path: Path, mode
 def test_a_program_that_remembers_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="each request would change"):
         served(tmp_path, Counting(lambda x: x))
+
+
+class Ranking(nn.Module):
+    """A user, with a history, and an item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 4, padding_idx=0)
+        self.bag = nn.EmbeddingBag(1000, 4, mode="mean", padding_idx=0)
+        self.tower = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 4))
+        self.states = nn.GRU(4, 4, batch_first=True)
+        self.item, self.top = nn.Linear(8, 4), nn.Linear(16, 1)
+
+    def forward(self, user: torch.Tensor, past: torch.Tensor, item: torch.Tensor) -> dict[str, torch.Tensor]:
+        tower = self.tower(self.table(user).view(user.shape[0], -1))
+        state = self.states(self.table(past).flatten(0, 1).view(*past.shape, 4))[0][:, -1]
+        items = self.item(self.table(item).view(item.shape[0], -1))
+        found = self.top(torch.cat([tower * items, state, self.bag(past), items], 1))
+        return {"score": found[:, 0].sigmoid(), "user": tower, "rows": self.table(user), "past": past}
+
+
+def ranked(rows: int, seed: int, single: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+    of = torch.Generator().manual_seed(seed)
+    shapes = zip((3, 5, 2), single, strict=True)
+    return tuple(torch.randint(1000, (1 if one else rows, size), generator=of) for size, one in shapes)
+
+
+def whole(inputs: tuple[torch.Tensor, ...], rows: int) -> tuple[torch.Tensor, ...]:
+    return tuple(each.repeat(rows, 1) if len(each) == 1 else each for each in inputs)
+
+
+@pytest.mark.parametrize("single", [(True, True, False), (False, True, False), (False, False, True)])
+def test_an_input_of_one_row_is_computed_once_for_all_rows_of_a_request(
+    tmp_path: Path, single: tuple[bool, ...]
+) -> None:
+    model = served(tmp_path, Ranking(), ranked(5, 0, (False,) * 3))
+    assert model.program.joins
+    some, other, row = ranked(64, 1, single), ranked(7, 2, single), ranked(1, 3, single)
+    with FlopCounterMode(display=False) as cheap:
+        _, results = model.compute([some])
+    with FlopCounterMode(display=False) as dear:
+        _, wanted = model.compute([whole(some, 64)])
+    assert cheap.get_total_flops() < dear.get_total_flops()
+    requests = [some, other] if single[0] else [some, other, ranked(7, 4, single)]
+    _, joined = model.compute(requests)
+    for result in (results[0], joined[0]):
+        assert_alike(result, wanted[0])
+    assert_alike(joined[1], model.compute([whole(other, 7)])[1][0])
+    assert_alike(model.compute([row])[1][0], model.compute([whole(row, 1)])[1][0])
+
+
+def assert_alike(found: object, wanted: object) -> None:
+    assert isinstance(found, dict)
+    assert isinstance(wanted, dict)
+    for name, value in wanted.items():
+        assert found[name].shape == value.shape, name
+        assert torch.allclose(found[name], value, atol=1e-6), name
+    assert all(torch.equal(found[name], wanted[name]) for name in ("rows", "past") if name in wanted)
+
+
+class Pair(nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self._function(x, y)
+
+
+def changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x * 2
+    part = x[:, :1]
+    before = part + y
+    x.add_(1)
+    return before * (part + y)
+
+
+def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    same = torch.ones(x.shape[0], 3)
+    return (same + x) * 2 + same * y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        changed,
+        shared,
+        lambda x, y: (x * 2).add_(1) + y,  # in place
+        lambda x, y: x.add(1).mul_(y),
+        lambda x, y: torch.zeros(x.shape[0], 3) + x + torch.zeros(x.shape[0], 3) * y,
+        lambda x, y: torch.cat([torch.ones(y.shape[0], 1), x], 1)[:, :3] + y,
+        lambda x, y: ((x + y).flatten() * x.flatten() * y.flatten()).view(x.shape),  # rows share a dimension
+        lambda x, y: (x.flatten() + 1).view(-1, 3) - y,
+        lambda x, y: (x + y) * (x.T * 3).T.reshape(y.shape[0], 3) * y,
+        lambda x, y: x.max(1).values[:, None] * y + x.topk(2, 1)[1][:, :1],
+        lambda x, y: torch.stack([x, y]).unbind(0)[0] + y.T.T,
+        lambda x, y: x.expand(2, *x.shape)[1] * torch.arange(3) + y,
+        lambda x, y: y * 2 + torch.ones(3),
+    ],
+)
+def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
+    tmp_path: Path, function: Callable[..., torch.Tensor]
+) -> None:
+    model = served(tmp_path, Pair(function), (torch.rand(5, 3), torch.rand(5, 3)))
+    for single in (True, False), (False, True):
+        one, other, rest = torch.rand(1, 3), torch.rand(4, 3), torch.rand(1, 3)
+        requests = [(one, other), (rest, other[:2])] if single[0] else [(other, one), (other[:2], rest)]
+        if not model.program.joins:
+            assert "first dimension" in model.program.mixes
+            return
+        found = model._together(requests)
+        for request, rows, result in zip(requests, (4, 2), found, strict=True):
+            wanted = function(*whole(request, rows))
+            assert isinstance(result, dict), result
+            assert torch.allclose(result["output"], wanted)
+
+
+def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> None:
+    model = served(tmp_path, Pair(lambda x, y: x + y if x.shape[0] < 999 else x), (torch.rand(5, 3),) * 2)
+    one, other = torch.rand(1, 3), torch.rand(4, 3)
+    _, (found,) = model.compute([(one, other)])
+    assert isinstance(found, dict)
+    assert torch.equal(found["output"], one + other)
+
+
+def test_requests_are_computed_alone_when_the_probes_say_so_after_the_start(tmp_path: Path) -> None:
+    model = served(tmp_path, Function(lambda x: x * 2))
+    counted: list[int] = []
+
+    async def ask(mixes: str) -> None:
+        batcher = Batcher(model, 100, 100, counted.append)
+        model.program.mixes = mixes
+        answers = [batcher.submit((torch.ones(rows, 3),)) for rows in (1, 2, 3)]
+        await asyncio.gather(*answers)
+        batcher.close()
+
+    asyncio.run(ask(""))
+    asyncio.run(ask("an answer changed"))
+    assert counted == [6, 1, 2, 3]

@@ -21,7 +21,16 @@ import torch
 
 from tests.support.command import FLEETRUN, environment
 from tests.support.forking import Forker
-from tests.support.inference import Served, Tensors, encoded, equal, in_json, not_served, served
+from tests.support.inference import (
+    JSON_SIZE,
+    Served,
+    Tensors,
+    encoded,
+    equal,
+    in_json,
+    not_served,
+    served,
+)
 from tests.support.traces import wait_until
 from trainers.export import save_program
 from trainers.inference_server.over_http import LAST_S
@@ -109,6 +118,20 @@ def test_answers_are_those_of_the_model_for_many_clients_at_once(server: Served)
     assert float(lines["fleetrun_serve_version_sequence"]) == 1
 
 
+def test_one_row_of_an_input_stands_for_as_many_as_the_others_have(server: Served) -> None:
+    def ask(number: int) -> bool:
+        inputs = batch(2 + number % 7, number)
+        name = ("ids", "x")[number % 2]
+        inputs[name] = inputs[name][:1]
+        found = server.infer(inputs, binary=number % 3 == 0)[1]
+        rows = max(map(len, inputs.values()))
+        whole = {name: each.expand(rows, -1) for name, each in inputs.items()}
+        return equal(found, computed(Net(), whole)) and equal(server.infer(whole)[1], list(found.values()))
+
+    with ThreadPoolExecutor(8) as clients:
+        assert all(clients.map(ask, range(40)))
+
+
 def test_what_it_serves_and_whether_it_is_ready(server: Served) -> None:
     status, about = server.json("GET", server.path)
     assert status == 200
@@ -162,10 +185,11 @@ def test_limits(server: Served) -> None:
     status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
     assert status == 400
     assert b"65 rows" in content
-    body, headers = encoded({"ids": batch(2)["ids"], "x": batch(1)["x"]})
-    status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
-    assert status == 400
-    assert b"x.shape has 1 rows, but ids has 2" in content, "which would be broadcast"
+    for ids, x in ((3, 2), (2, 3), (3, 0)):
+        body, headers = encoded({"ids": batch(ids)["ids"], "x": batch(x)["x"]})
+        status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
+        assert status == 400
+        assert b" rows, but another input has 3; send 3 rows, or 1 row for all of them" in content
     status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
     assert status == 413
     assert b'"error"' in content
@@ -277,6 +301,79 @@ def test_a_reload_loses_no_request_and_each_answer_is_of_the_version_that_it_nam
             each.result()
     assert {old} < set(seen)
     assert len(list((folder / "cache").rglob("*.pt2"))) == 2, "those of the old version are gone"
+
+
+def test_kept_requests_are_replayed_on_a_new_version_and_a_failure_is_logged_and_not_counted(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--threads=1") as server:
+        folder = next((tmp_path / "cache").glob("*/metrics"))
+        inputs = batch(2)
+        inputs["ids"][0, 0] = ROWS - 1
+        server.infer(inputs)
+        (kept,) = folder.glob("request-*")
+        size, _, body = kept.read_bytes().partition(b"\n")
+        assert (body, size.decode()) == (encoded(inputs)[0], encoded(inputs)[1][JSON_SIZE])
+        for number in range(40):  # within a second of it
+            server.infer(batch(2, number))
+        assert len(list(folder.glob("request-*"))) < 40
+        for path in folder.glob("request-*"):
+            path.unlink()
+        kept.write_bytes(size + b"\n" + body)
+        (folder / "request-x").write_bytes(b"\n" + json.dumps({"inputs": in_json(batch(1))}).encode())
+
+        def counted() -> list[str]:
+            text = server.ask("GET", "/metrics")[2].decode()
+            return sorted(re.findall(r"(?m)^fleetrun_serve_.*(?:rows|seconds_|infer).*$", text))
+
+        def reload(words: str) -> None:
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: words in server.log.read_text(), server.log.read_text)
+
+        before = counted()
+        assert "fleetrun_serve_rows_total 82.0" in before
+        save(tmp_path / "bundle", 1000)
+        (old,) = server.json("GET", server.path)[1]["versions"]
+        reload("serving the bundle ")
+        wait_until(lambda: server.json("GET", server.path)[1]["versions"] != [old])
+        assert "kept requests fail" not in server.log.read_text()
+        model = Net(1000).eval()
+        model.rows = torch.nn.Embedding(ROWS - 1, 4)
+        save_program(tmp_path / "bundle", model, batch(3, 1) | {"ids": torch.zeros(3, 3).long()}, None, {})
+        reload("1 of 2 kept requests fail with version ")
+        wait_until(lambda: server.log.read_text().count("serving the bundle ") == 2, server.log.read_text)
+        assert f"which is served now: {kept.name}: ids has the id 49" in server.log.read_text()
+        assert counted() == before
+        assert server.stop() == 0
+
+
+def test_a_slow_request_is_logged_with_its_stages_once_a_second_and_kept(tmp_path: Path) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--threads=1", "--slow=1e-9") as server:
+        inputs = batch(2)
+        for _ in range(20):
+            server.infer(inputs)
+        lines = [line for line in server.log.read_text().splitlines() if "slow request" in line]
+        assert 0 < len(lines) < 20
+        found = re.search(
+            r"slow request: ([\d.]+) s \(read ([\d.]+), decode ([\d.]+), wait ([\d.]+), compute ([\d.]+)\), "
+            r"(\d+) bytes, kept in (\S+); 1 since",
+            lines[0],
+        )
+        assert found, lines
+        total, *stages = map(float, found.groups()[:5])
+        assert abs(total - sum(stages)) < 0.01
+        size, _, body = Path(found[7]).read_bytes().partition(b"\n")
+        assert (body, size.decode()) == (encoded(inputs)[0], encoded(inputs)[1][JSON_SIZE])
+        assert int(found[6]) == len(body)
+    with served(tmp_path, "bundle", "--threads=1", "--timeout=0.2", "--slow=0.1") as server:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
+            slow.sendall(
+                f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode()
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert re.search(r"slow request: [\d.]+ s \(read [\d.]+\), 0 bytes", server.log.read_text())
 
 
 def test_when_the_server_is_killed_its_workers_end_and_a_stop_answers_what_has_begun(tmp_path: Path) -> None:

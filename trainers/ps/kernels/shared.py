@@ -70,7 +70,10 @@ def find_shared(
         for position in range(start, stop):
             entry = index[mixed[position - start] & mask]
             if entry != _NONE and (entry & _SLOT) != _BURIED:
-                prefetch(records, np.int64((entry & _SLOT) - _ONE) * stride)
+                base = np.int64((entry & _SLOT) - _ONE) * stride
+                for word_number in range(0, stride, 8):
+                    prefetch(records, base + word_number)
+                prefetch(records, base + stride - 1)
         for position in range(start, stop):
             _, slot = seek(index, records, stride, keys[position], mixed[position - start])
             while slot >= 0 and records[slot * stride + 1] >> 1 > version:
