@@ -52,10 +52,6 @@ class _Socket:
         self._reading: Frames = []
         self.process.at_end.append(self.close)
 
-    def setsockopt(self, option: int, value: object) -> None:
-        if option == zmq.ROUTING_ID:
-            self.route = bytes(value)  # type: ignore[call-overload]
-
     def getsockopt(self, option: int) -> int:
         return 0
 
@@ -129,7 +125,7 @@ class Router(_Socket):
 class Dealer(_Socket):
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self.route = b""
+        self.routing_id = b""
         self.unsent: deque[Frames] = deque()
         self.connection: Connection | None = None
         self._pause = 0.05
@@ -147,9 +143,9 @@ class Dealer(_Socket):
             self.network.world.after(self._pause, self.attempt)
             return
         self._pause = 0.05
-        old = server.peers.get(self.route)
+        old = server.peers.get(self.routing_id)
         self.connection = Connection(self.network, self, server)
-        server.peers[self.route] = self.connection
+        server.peers[self.routing_id] = self.connection
         if old is not None:
             old.break_off()
         while self.unsent and self.connection is not None:
@@ -194,7 +190,7 @@ class Connection:
         if not self._whole:
             return
         if to_server and not self._router.closed:
-            self._router.put([self._dealer.route, *frames])
+            self._router.put([self._dealer.routing_id, *frames])
         elif not to_server and not self._dealer.closed:
             self._dealer.put(frames)
 
@@ -202,8 +198,8 @@ class Connection:
         if not self._whole:
             return
         self._whole = False
-        if self._router.peers.get(self._dealer.route) is self:
-            del self._router.peers[self._dealer.route]
+        if self._router.peers.get(self._dealer.routing_id) is self:
+            del self._router.peers[self._dealer.routing_id]
         if self._dealer.connection is self:
             self._dealer.connection = None
             if not self._dealer.closed:
