@@ -394,7 +394,7 @@ _YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitK
 
 
 def from_yaml_text(text: str, source: str) -> Document:
-    """Return the values from `to_yaml_text`, unchecked. Raises UsageError for other YAML."""
+    """Return the values from `DistributedStrategy.to_yaml`, unchecked. Raises UsageError for other YAML."""
     import yaml
 
     try:

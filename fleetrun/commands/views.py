@@ -217,7 +217,7 @@ def process_lines(status: Fields, width: int | None) -> list[Text]:
     """Return a line of titles and a line for each process."""
     there = processes(status)
     rows = [_process_row(each, answer_time(answer), node) for node, answer, each in there]
-    # The name includes the rank.
+    # Leave out the rank if the names include it.
     if all(text_of(each, "rank") == text_of(each, "index") for _, _, each in there):
         rows = [[*row[:2], "", *row[3:]] for row in rows]
     return [*(table(COLUMNS, rows, width) if rows else ()), *_left_out(status, width)]

@@ -121,7 +121,8 @@ class NodeCheck:
 
     def _kill(self) -> None:
         if self._companion is not None:
-            self._companion.close()
+            companion, self._companion = self._companion, None  # a second close might wait again
+            companion.close()
 
 
 def _partner(turn: Sequence[tuple[int, int]], rank: int) -> tuple[int, bool]:

@@ -223,7 +223,8 @@ class _Taking:
 
     def _kill(self) -> None:
         if self._companion is not None:
-            self._companion.close()
+            companion, self._companion = self._companion, None  # a second close might wait again
+            companion.close()
 
 
 # ---- The ranks that a job waits for, from the states of ranks on all nodes

@@ -50,7 +50,7 @@ class Voice:
     def meets(self, generation: int, *hosts: str) -> None:
         """This node is the first of these."""
         there = tuple(Node(id=each, host=each, name=each, offer=OFFER) for each in hosts)
-        counts = {"attempts": 0, "restarts": 0, "spent": Spent()}
+        counts = {"attempts": 0, "restarts": 0, "spent": Spent(), "edit": ""}
         self.nodes.handle(
             Assignment(generation=generation, members=there, rank=0, first=True, **counts)  # type: ignore[arg-type]
         )

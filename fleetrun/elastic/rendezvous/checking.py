@@ -98,7 +98,7 @@ def checked(job: Situation, missing: Mapping[int, str] | None = None) -> Round |
 
 def noted(round_: Round, bad: Texts, time: float, policy: Policy) -> Round:
     """Return the round with faults for the results of both turns of a check, by node."""
-    # As many faults for each node that both turns have found as are needed to exclude it.
+    # Enough faults to exclude each node that both turns have found.
     turns = enumerate([1] * (max(2, policy.exclude_after) - 1) + [2], 1)
     faults = [
         MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")

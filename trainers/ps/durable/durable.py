@@ -274,7 +274,7 @@ class DurableFolder:
             with contextlib.ExitStack() as undo:
                 undo.callback(self.close)
                 claim_folder(self._folder, Owner(job, server, journal=fsync is not None))
-                # Remove unfinished snapshots that crashes have left. Raises OSError.
+                # Remove unfinished snapshots that crashes have left.
                 for _, path in _snapshot_paths(self._folder):
                     if not (path / MANIFEST).exists():
                         shutil.rmtree(path)

@@ -173,7 +173,7 @@ class Worker:
                 [self._hello(server) for server in range(self.layout.servers)],
                 silence=self._configs.join_timeout_s,
             )
-        # Do some servers have this trainer's steps, and did others start empty?
+        # Servers with steps of this trainer cannot train together with servers that started empty.
         empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
         if empty and any(reply.number for reply in hellos):
             names = ", ".join(map(str, empty))
