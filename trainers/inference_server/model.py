@@ -17,7 +17,7 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen_by_name
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
-from trainers.inference_server.mixing import find_mixing, repeat_late
+from trainers.inference_server.mixing import find_mixing, keep_rows, repeat_late
 from trainers.inference_server.protocol import DATATYPES, Given, TensorSpec
 from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
@@ -84,6 +84,7 @@ class ServedProgram:
     def __init__(self, program: CacheFile, about: Fields) -> None:
         exported = torch.export.load(program.path)
         _refuse_what_depends_on_requests(exported)
+        keep_rows(exported.graph)
         taken, given = _values(exported, len(about["inputs"]))
         self.inputs = [
             TensorSpec(each["name"], getattr(torch, each["type"]), tuple(each["shape"]))

@@ -363,6 +363,22 @@ def changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return before * (part + y)
 
 
+def flattened(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1)
+    return (flat.reshape(-1, 3) * 2 + y) * (flat * y.reshape(-1)).reshape(-1, 3)
+
+
+def resized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.flatten()
+    return (flat.view(x.shape[0], 3) * 2 + y) * (flat * y.flatten()).view(y.shape)
+
+
+def divided(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    both = x + y
+    one, other = torch.cat([x, x], 1).reshape(-1, 2).unbind(1)
+    return one.exp().reshape(-1, 3) + both * (other * y.reshape(-1)).reshape(-1, 3)
+
+
 def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     same = torch.ones(x.shape[0], 3)
     return (same + x) * 2 + same * y
@@ -372,6 +388,9 @@ def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     "function",
     [
         changed,
+        flattened,
+        resized,
+        divided,
         shared,
         lambda x, y: (x * 2).add_(1) + y,  # in place
         lambda x, y: x.add(1).mul_(y),
@@ -384,6 +403,10 @@ def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         lambda x, y: torch.stack([x, y]).unbind(0)[0] + y.T.T,
         lambda x, y: x.expand(2, *x.shape)[1] * torch.arange(3) + y,
         lambda x, y: y * 2 + torch.ones(3),
+        lambda x, y: x.squeeze(0) * y,
+        lambda x, y: (x[:, None] * 2).squeeze() * y,
+        lambda x, y: (x[:, None] * 2).squeeze((0, -2)) + (y @ torch.ones(3, 1)).squeeze(-1)[:, None],
+        lambda x, y: (x @ torch.ones(3, 1)).squeeze()[:, None] + y,
     ],
 )
 def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
@@ -396,11 +419,21 @@ def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
         if not model.program.joins:
             assert "first dimension" in model.program.mixes
             return
-        found = model._together(requests)
-        for request, rows, result in zip(requests, (4, 2), found, strict=True):
+        found = [*model._together(requests), *model._together(requests[:1])]
+        for request, rows, result in zip((*requests, requests[0]), (4, 2, 4), found, strict=True):
             wanted = function(*whole(request, rows))
             assert isinstance(result, dict), result
+            assert result["output"].shape == wanted.shape
             assert torch.allclose(result["output"], wanted)
+
+
+def test_one_row_is_a_row_of_the_answer_of_a_program_that_removes_sizes_of_one(tmp_path: Path) -> None:
+    model = served(
+        tmp_path, Pair(lambda x, y: ((x + y) @ torch.ones(3, 1)).squeeze()), (torch.rand(5, 3),) * 2
+    )
+    _, (found,) = model.compute([(torch.ones(1, 3), torch.zeros(1, 3))])
+    assert isinstance(found, dict)
+    assert found["output"].tolist() == [3]
 
 
 def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> None:
