@@ -96,12 +96,12 @@ def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None
 
     Values that depend only on these inputs are computed for these rows, and repeated where they meet other
     values. The last argument of the new program is the request of each row. Rows of the program must not
-    depend on each other. Return None for a program that changes values in place, or that computes with the
-    number of rows.
+    depend on each other. Return None for a program that changes values in place, draws random numbers, or
+    computes with the number of rows.
     """
     graph = copy.deepcopy(module.graph)
     nodes = list(graph.nodes)
-    if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in nodes):
+    if any(map(_changes_or_draws, nodes)):
         return None
     inputs = [node for node in nodes if node.op == "placeholder"][-len(once) :]
     rows: Any = _size(inputs[0].meta["val"].shape[0])
@@ -131,6 +131,15 @@ def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None
             return None
     graph.eliminate_dead_code()
     return GraphModule(module, graph)
+
+
+def _changes_or_draws(node: Node) -> bool:
+    """Return True if a node changes a value in place, or draws random numbers, as dropout in training does."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False)) | node.kwargs
+    return any((schema.is_mutable, *map(given.get, ("train", "training", "dropout_p"))))
 
 
 def _spread(nodes: Sequence[Node], single: set[Node], rows: object) -> tuple[set[Node], set[Node]]:

@@ -436,6 +436,28 @@ def test_one_row_is_a_row_of_the_answer_of_a_program_that_removes_sizes_of_one(t
     assert found["output"].tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, train: functional.dropout(x, 0.5, train),
+        lambda x, train: functional.rrelu(x - 0.5, training=train),
+        lambda x, train: functional.scaled_dot_product_attention(
+            *[x[:, None, :, None]] * 3, dropout_p=0.5 * train
+        )[:, 0, :, 0],
+    ],
+)
+def test_each_row_has_random_numbers_of_its_own(
+    tmp_path: Path, draw: Callable[[torch.Tensor, bool], torch.Tensor]
+) -> None:
+    for train in (False, True):
+        drawn = Pair(lambda x, y, train=train: draw(x, train) + y)
+        model = served(tmp_path / str(train), drawn, (torch.rand(5, 64), torch.rand(5, 64)))
+        model.program.mixes = ""  # the probes have found the random numbers
+        _, (found,) = model.compute([(torch.rand(1, 64), torch.zeros(2, 64))])
+        assert isinstance(found, dict)
+        assert torch.equal(*found["output"]) != train
+
+
 def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> None:
     model = served(tmp_path, Pair(lambda x, y: x + y if x.shape[0] < 999 else x), (torch.rand(5, 3),) * 2)
     one, other = torch.rand(1, 3), torch.rand(4, 3)
