@@ -134,7 +134,7 @@ def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None
 
 
 def _changes_or_draws(node: Node) -> bool:
-    """Return True if a node changes a value in place, or draws random numbers, as dropout in training does."""
+    """Return True if a node changes a value in place, or draws random numbers, as dropout may."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
