@@ -181,10 +181,13 @@ class Answers:
             body += piece
             self._bytes += len(piece)
             if len(body) > most:
-                hint = "send fewer rows, or start the server with a larger --max_body"
-                raise RefusedError(413, f"the body has more than {most} bytes; {hint}")
+                raise self._too_large("the body has")
             if self._bytes > _BODIES * most:
                 raise RefusedError(503, f"requests of {self._bytes} bytes are already waiting; try again")
+
+    def _too_large(self, what: str) -> RefusedError:
+        hint = "send fewer rows, or start the server with a larger --max_body"
+        return RefusedError(413, f"{what} more than {self.settings.max_body} bytes; {hint}")
 
     async def _computed(
         self,
@@ -231,6 +234,8 @@ class Answers:
                         f"{spec.name}.shape has {other} rows, but another input has {rows}; send {rows} "
                         "rows, or 1 row for all of them"
                     )
+            if sum(rows * each.nbytes for each in asked.inputs if len(each) < rows) > self.settings.max_body:
+                raise self._too_large(f"the inputs with 1 row, repeated for {rows} rows, have")
         return asked
 
 

@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.inference import JSON_SIZE, encoded
 from trainers.export import save_program
+from trainers.inference_server.answers import Answers
 from trainers.inference_server.batching import Batcher
 from trainers.inference_server.files import CacheFile
 from trainers.inference_server.model import ModelVersion, ServedModel
+from trainers.inference_server.protocol import RefusedError
 from trainers.serving.bundle import read_bundle
 from trainers.storage.errors import LoadError
 from trainers.zoo.resnet import ResNet
@@ -464,6 +469,22 @@ def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> N
     _, (found,) = model.compute([(one, other)])
     assert isinstance(found, dict)
     assert torch.equal(found["output"], one + other)
+
+
+def test_a_row_for_all_rows_has_the_limit_of_the_body_as_if_it_were_repeated(tmp_path: Path) -> None:
+    model = served(tmp_path, Pair(lambda x, y: torch.cat([x, y], 1)), (torch.rand(5, 3), torch.rand(5, 1)))
+    settings: Any = SimpleNamespace(max_rows=200, max_body=1200)
+    metrics: Any = SimpleNamespace(folder=str(tmp_path))
+    answers = Answers(settings, metrics)
+
+    def decode(rows: int) -> None:
+        body, headers = encoded({"x": torch.rand(1, 3), "y": torch.rand(rows, 1)})
+        answers._decoded(model, body, headers[JSON_SIZE])
+
+    decode(100)
+    with pytest.raises(RefusedError, match="repeated for 101 rows, have more than 1200 bytes") as refused:
+        decode(101)
+    assert refused.value.status == 413
 
 
 def test_requests_are_computed_alone_when_the_probes_say_so_after_the_start(tmp_path: Path) -> None:
