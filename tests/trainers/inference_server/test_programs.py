@@ -463,6 +463,32 @@ def test_each_row_has_random_numbers_of_its_own(
         assert torch.equal(*found["output"]) != train
 
 
+def test_a_program_that_cannot_be_changed_repeats_the_row(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = served(tmp_path, Pair(lambda x, y: x * 2 + y), (torch.rand(5, 3), torch.rand(5, 3)))
+    one, other = torch.rand(1, 3), torch.rand(4, 3)
+    for node in model.program._module.graph.find_nodes(op="placeholder"):
+        node.meta.clear()
+    for wanted, request in ((one * 2 + other, (one, other)), (other * 2 + one, (other, one))) * 2:
+        _, (found,) = model.compute([request])
+        assert isinstance(found, dict)
+        assert torch.equal(found["output"], wanted)
+    assert capfd.readouterr().err.count("repeated before the program computes: KeyError") == 2
+
+
+def test_the_first_sets_of_inputs_with_one_row_keep_their_programs(tmp_path: Path) -> None:
+    """torch never frees the memory of a program that was made."""
+    model = served(tmp_path, Pair(lambda x, y: x * 2 + y), (torch.rand(5, 3), torch.rand(5, 3)))
+    model.program._late = {(True,) * inputs: None for inputs in range(8)}
+    kept = dict(model.program._late)
+    one, other = torch.rand(1, 3), torch.rand(4, 3)
+    _, (found,) = model.compute([(other, one)])
+    assert isinstance(found, dict)
+    assert torch.equal(found["output"], other * 2 + one)
+    assert model.program._late == kept
+
+
 def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> None:
     model = served(tmp_path, Pair(lambda x, y: x + y if x.shape[0] < 999 else x), (torch.rand(5, 3),) * 2)
     one, other = torch.rand(1, 3), torch.rand(4, 3)
@@ -485,6 +511,13 @@ def test_a_row_for_all_rows_has_the_limit_of_the_body_as_if_it_were_repeated(tmp
     with pytest.raises(RefusedError, match="repeated for 101 rows, have more than 1200 bytes") as refused:
         decode(101)
     assert refused.value.status == 413
+
+
+def test_a_request_with_a_header_that_is_no_text_is_kept(tmp_path: Path) -> None:
+    metrics: Any = SimpleNamespace(folder=str(tmp_path))
+    settings: Any = None
+    assert Answers(settings, metrics)._keep("slow", bytearray(b"{}"), "\udcff").startswith("kept in ")
+    assert next(tmp_path.glob("slow-*")).read_bytes() == b"?\n{}"
 
 
 def test_requests_are_computed_alone_when_the_probes_say_so_after_the_start(tmp_path: Path) -> None:
