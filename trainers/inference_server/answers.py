@@ -31,6 +31,7 @@ _BODIES = 16
 """Limit for the bytes of all waiting bodies in one worker, as a multiple of the largest body."""
 _KEPT, _KEPT_BYTES = 16, 1 << 20
 """Requests that are kept for the next version, and the largest one in bytes."""
+_REPLAY_S = 1.0
 
 
 class Answers:
@@ -69,9 +70,11 @@ class Answers:
         self.metrics.serves(version)
 
     async def _replay(self, batcher: Batcher, model: ServedModel) -> None:
-        """Compute the kept requests, so that the first answers are as fast as later ones."""
-        kept, failed = list(self._kept.glob("request-*")), []
+        """Compute kept requests for about a second, so that the first answers are as fast as later ones."""
+        kept, failed, until = list(self._kept.glob("request-*")), [], time.perf_counter() + _REPLAY_S
         for path in kept:
+            if time.perf_counter() > until:
+                break
             try:
                 size, _, body = path.read_bytes().partition(b"\n")
                 asked = await self.aside(
@@ -95,7 +98,7 @@ class Answers:
         path = self._kept / f"{kind}-{int(time.time()) % _KEPT}"
         part = path.with_name(f"part-{os.getpid()}")
         try:
-            part.write_bytes(f"{json_size or ''}\n".encode() + body)
+            part.write_bytes(f"{json_size or ''}\n".encode(errors="replace") + body)
             part.replace(path)
         except OSError as error:
             glog(f"a request could not be kept: {error}")
@@ -181,10 +184,13 @@ class Answers:
             body += piece
             self._bytes += len(piece)
             if len(body) > most:
-                hint = "send fewer rows, or start the server with a larger --max_body"
-                raise RefusedError(413, f"the body has more than {most} bytes; {hint}")
+                raise self._too_large("the body has")
             if self._bytes > _BODIES * most:
                 raise RefusedError(503, f"requests of {self._bytes} bytes are already waiting; try again")
+
+    def _too_large(self, what: str) -> RefusedError:
+        hint = "send fewer rows, or start the server with a larger --max_body"
+        return RefusedError(413, f"{what} more than {self.settings.max_body} bytes; {hint}")
 
     async def _computed(
         self,
@@ -231,6 +237,8 @@ class Answers:
                         f"{spec.name}.shape has {other} rows, but another input has {rows}; send {rows} "
                         "rows, or 1 row for all of them"
                     )
+            if sum(rows * each.nbytes for each in asked.inputs if len(each) < rows) > self.settings.max_body:
+                raise self._too_large(f"the inputs with 1 row, repeated for {rows} rows, have")
         return asked
 
 

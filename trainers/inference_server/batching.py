@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,10 +26,15 @@ from trainers.inference_server.model import ModelVersion, Outputs, Result, Serve
 Value = TypeVar("Value")
 
 _SHORT_S = 0.005
-"""CPU seconds of a short batch. Other connections wait that long.
+"""Seconds of a short batch. Other connections wait that long.
 
-They are predicted from the last batch, and from how many numbers the inputs of both have.
+They are predicted from the last batch without errors, and from how many rows and numbers both have.
 """
+
+
+def used_s() -> float:
+    """Return the CPU seconds of this thread, with the time of a short batch for each wait for a disk."""
+    return time.thread_time() + _SHORT_S * resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 class BusyError(Exception):
@@ -65,7 +71,7 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
         self._turn = asyncio.Lock()
-        self._last_s, self._last_size = math.inf, 1
+        self._last_s, self._last_rows, self._last_size = math.inf, 1, 1
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -109,16 +115,18 @@ class Batcher:
             if not batch:
                 self._arrived.clear()
                 continue
-            self._count_rows(sum(request.rows for request in batch))
+            rows = sum(request.rows for request in batch)
+            self._count_rows(rows)
             inputs = [request.inputs for request in batch]
             size = sum(tensor.numel() for each in inputs for tensor in each)
-            likely_s = self._last_s * max(1, size / self._last_size)
+            likely_s = self._last_s * max(1, rows / self._last_rows, size / self._last_size)
             began = time.perf_counter()
             try:
-                version, results = await self.between_batches(
+                version, results, took_s = await self.between_batches(
                     partial(self._compute, inputs), short=likely_s < _SHORT_S
                 )
-                self._last_size = max(1, size)
+                if not any(isinstance(each, BaseException) for each in results):
+                    self._last_s, self._last_rows, self._last_size = took_s, max(1, rows), max(1, size)
             except Exception as error:  # noqa: BLE001  (others must still be answered)
                 version, results = self.model.version, [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
@@ -129,12 +137,9 @@ class Batcher:
                 else:
                     request.result.set_result((version, result, began))
 
-    def _compute(self, inputs: list[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
-        started = time.thread_time()
-        try:
-            return self.model.compute(inputs)
-        finally:
-            self._last_s = time.thread_time() - started
+    def _compute(self, inputs: list[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result], float]:
+        started = used_s()
+        return *self.model.compute(inputs), used_s() - started
 
     def _next(self) -> list[_Waiting]:
         """Return the request that has waited longest, with all requests that can be joined with it."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves
 
@@ -77,17 +77,31 @@ def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor
     return ""
 
 
+def keep_rows(graph: Graph) -> None:
+    """Let each `squeeze` of the graph remove only dimensions that always have a size of 1.
+
+    It would also remove the dimension of the rows if a request had 1 row.
+    """
+    squeeze = torch.ops.aten.squeeze
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is squeeze:
+            shape = node.args[0].meta["val"].shape
+            places = tree_leaves(node.args[1:]) or range(len(shape))
+            node.args = node.args[0], [place for place in places if shape and _size(shape[place]) == 1]
+            node.target = squeeze.dims
+
+
 def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None:
     """Return the program for inputs of which some, by `once`, have one row per request.
 
     Values that depend only on these inputs are computed for these rows, and repeated where they meet other
     values. The last argument of the new program is the request of each row. Rows of the program must not
-    depend on each other. Return None for a program that changes values in place, or that computes with the
-    number of rows.
+    depend on each other. Return None for a program that changes values in place, draws random numbers, or
+    computes with the number of rows.
     """
     graph = copy.deepcopy(module.graph)
     nodes = list(graph.nodes)
-    if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in nodes):
+    if any(map(_changes_or_draws, nodes)):
         return None
     inputs = [node for node in nodes if node.op == "placeholder"][-len(once) :]
     rows: Any = _size(inputs[0].meta["val"].shape[0])
@@ -97,17 +111,16 @@ def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None
     for node in reversed(nodes):
         users = [user for user in node.users if not _is_count(user)]
         others = [user for user in users if user not in single]
+        place = _own_place(node, rows) if node in single else None
         if node in sized and users and not others:
             single.add(node)
-        elif node in sized and len(users) > len(others):
-            return None
-        elif node in single and others:
-            places = _places(node.meta["val"], rows) if isinstance(node.meta["val"], Tensor) else []
-            if [size for _, size in places] != [rows]:
-                single.remove(node)  # its rows are not in a dimension of their own
-                continue
+        elif others and place is None:
+            if len(users) > len(others) and node in single | sized:
+                return None  # the other users are computed once, and cannot take repeated rows
+            single.discard(node)
+        elif others:
             with graph.inserting_before(min(others, key=nodes.index)):
-                late = graph.call_function(torch.ops.aten.index_select.default, (node, places[0][0], which))
+                late = graph.call_function(torch.ops.aten.index_select.default, (node, place, which))
             for user in others:
                 user.replace_input_with(node, late)
     with graph.inserting_after(which):
@@ -120,6 +133,15 @@ def repeat_late(module: GraphModule, once: Sequence[bool]) -> GraphModule | None
     return GraphModule(module, graph)
 
 
+def _changes_or_draws(node: Node) -> bool:
+    """Return True if a node changes a value in place, or draws random numbers, as dropout may."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False)) | node.kwargs
+    return any((schema.is_mutable, *map(given.get, ("train", "training", "dropout_p"))))
+
+
 def _spread(nodes: Sequence[Node], single: set[Node], rows: object) -> tuple[set[Node], set[Node]]:
     """Return the values that depend only on `single`, and the values with rows that depend on no input."""
     sized: set[Node] = set()
@@ -130,9 +152,15 @@ def _spread(nodes: Sequence[Node], single: set[Node], rows: object) -> tuple[set
             if rows in free_symbols(each.meta.get("val")) and not _is_count(each)
         }
         taken = wide - sized - {node}
-        if node.op == "call_function" and wide and taken <= single:
+        if node.op == "call_function" and not _is_count(node) and wide and taken <= single:
             (single if taken else sized).add(node)
     return single, sized
+
+
+def _own_place(node: Node, rows: object) -> int | None:
+    """Return the dimension that contains the rows and nothing else, or None."""
+    places = _places(node.meta["val"], rows) if isinstance(node.meta["val"], Tensor) else []
+    return places[0][0] if [size for _, size in places] == [rows] else None
 
 
 def _takes_count(node: Node, count: Node, rows: Any) -> bool:

@@ -17,7 +17,7 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen_by_name
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
-from trainers.inference_server.mixing import find_mixing, repeat_late
+from trainers.inference_server.mixing import find_mixing, keep_rows, repeat_late
 from trainers.inference_server.protocol import DATATYPES, Given, TensorSpec
 from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
@@ -84,6 +84,7 @@ class ServedProgram:
     def __init__(self, program: CacheFile, about: Fields) -> None:
         exported = torch.export.load(program.path)
         _refuse_what_depends_on_requests(exported)
+        keep_rows(exported.graph)
         taken, given = _values(exported, len(about["inputs"]))
         self.inputs = [
             TensorSpec(each["name"], getattr(torch, each["type"]), tuple(each["shape"]))
@@ -144,12 +145,17 @@ class ServedProgram:
         return len(inputs[0]) if inputs[0].dim() else 1
 
     def _repeated_late(self, once: tuple[bool, ...]) -> torch.fx.GraphModule | None:
-        """Return `repeat_late` of the program, or None if the inputs must be repeated."""
-        if once not in self._late:
-            if len(self._late) >= _LATE:
-                self._late.clear()
-            self._late[once] = None if self._checked else repeat_late(self._module, once)
-        return self._late[once]
+        """Return `repeat_late` of the program, or None if the inputs must be repeated.
+
+        The first sets of inputs keep their programs. torch keeps memory for each program that was ever made.
+        """
+        if once not in self._late and len(self._late) < _LATE and not self._checked:
+            self._late[once] = None
+            try:
+                self._late[once] = repeat_late(self._module, once)
+            except Exception as error:  # noqa: BLE001  (repeated inputs have the same answers)
+                glog(f"inputs with one row are repeated before the program computes: {error!r}")
+        return self._late.get(once)
 
     @property
     def joins(self) -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
+import resource
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from trainers.inference_server.batching import Batcher
+from trainers.inference_server.batching import _SHORT_S, Batcher, used_s
 
 HERE, AWAY = "MainThread", "model_0"
 
@@ -42,6 +47,42 @@ def test_only_a_batch_that_will_be_short_holds_up_connections() -> None:
 
     asyncio.run(ask())
     assert model.threads == [AWAY, HERE, AWAY, HERE, HERE, AWAY, AWAY, HERE]
+
+
+def test_neither_a_large_row_for_all_rows_nor_an_error_hides_how_long_the_next_batch_takes() -> None:
+    model: Any = Burning()
+    model.program.rows = lambda inputs: len(inputs[1])
+    compute = model.compute
+    model.compute = lambda requests: (
+        compute(requests)[0],
+        [{} if requests[0][0][0] == 0 else IndexError() for _ in requests],
+    )
+
+    async def ask() -> None:
+        batcher = Batcher(model, 100, 100, lambda rows: None)
+        for rows, wrong in ((10, 0), (10, 0), (1 << 30, 0), (10, 0), (1 << 30, 1e-9), (1 << 30, 0)):
+            inputs = torch.full((1,), float(wrong)).expand(1 << 50), torch.zeros(1).expand(rows)
+            await asyncio.gather(batcher.submit(inputs), return_exceptions=True)
+        batcher.close()
+
+    asyncio.run(ask())
+    assert model.threads == [AWAY, HERE, AWAY, HERE, AWAY, AWAY]
+
+
+def test_a_wait_for_a_disk_counts_as_a_long_batch(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    with path.open("wb") as file:
+        file.write(bytes(1 << 22))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as weights:
+        faults, started = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt, used_s()
+        assert weights[1 << 21] == 0
+        took = used_s() - started
+        if resource.getrusage(resource.RUSAGE_THREAD).ru_majflt == faults:
+            pytest.skip(f"{tmp_path} is not on a disk")
+    assert took >= _SHORT_S
 
 
 def test_a_change_of_models_waits_for_the_batch_of_the_former_one() -> None:

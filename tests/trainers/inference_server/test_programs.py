@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.inference import JSON_SIZE, encoded
 from trainers.export import save_program
+from trainers.inference_server.answers import Answers
 from trainers.inference_server.batching import Batcher
 from trainers.inference_server.files import CacheFile
 from trainers.inference_server.model import ModelVersion, ServedModel
+from trainers.inference_server.protocol import RefusedError
 from trainers.serving.bundle import read_bundle
 from trainers.storage.errors import LoadError
 from trainers.zoo.resnet import ResNet
@@ -363,6 +368,22 @@ def changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return before * (part + y)
 
 
+def flattened(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1)
+    return (flat.reshape(-1, 3) * 2 + y) * (flat * y.reshape(-1)).reshape(-1, 3)
+
+
+def resized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.flatten()
+    return (flat.view(x.shape[0], 3) * 2 + y) * (flat * y.flatten()).view(y.shape)
+
+
+def divided(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    both = x + y
+    one, other = torch.cat([x, x], 1).reshape(-1, 2).unbind(1)
+    return one.exp().reshape(-1, 3) + both * (other * y.reshape(-1)).reshape(-1, 3)
+
+
 def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     same = torch.ones(x.shape[0], 3)
     return (same + x) * 2 + same * y
@@ -372,6 +393,9 @@ def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     "function",
     [
         changed,
+        flattened,
+        resized,
+        divided,
         shared,
         lambda x, y: (x * 2).add_(1) + y,  # in place
         lambda x, y: x.add(1).mul_(y),
@@ -384,6 +408,10 @@ def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         lambda x, y: torch.stack([x, y]).unbind(0)[0] + y.T.T,
         lambda x, y: x.expand(2, *x.shape)[1] * torch.arange(3) + y,
         lambda x, y: y * 2 + torch.ones(3),
+        lambda x, y: x.squeeze(0) * y,
+        lambda x, y: (x[:, None] * 2).squeeze() * y,
+        lambda x, y: (x[:, None] * 2).squeeze((0, -2)) + (y @ torch.ones(3, 1)).squeeze(-1)[:, None],
+        lambda x, y: (x @ torch.ones(3, 1)).squeeze()[:, None] + y,
     ],
 )
 def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
@@ -396,11 +424,69 @@ def test_programs_of_all_kinds_answer_one_row_like_repeated_rows(
         if not model.program.joins:
             assert "first dimension" in model.program.mixes
             return
-        found = model._together(requests)
-        for request, rows, result in zip(requests, (4, 2), found, strict=True):
+        found = [*model._together(requests), *model._together(requests[:1])]
+        for request, rows, result in zip((*requests, requests[0]), (4, 2, 4), found, strict=True):
             wanted = function(*whole(request, rows))
             assert isinstance(result, dict), result
+            assert result["output"].shape == wanted.shape
             assert torch.allclose(result["output"], wanted)
+
+
+def test_one_row_is_a_row_of_the_answer_of_a_program_that_removes_sizes_of_one(tmp_path: Path) -> None:
+    model = served(
+        tmp_path, Pair(lambda x, y: ((x + y) @ torch.ones(3, 1)).squeeze()), (torch.rand(5, 3),) * 2
+    )
+    _, (found,) = model.compute([(torch.ones(1, 3), torch.zeros(1, 3))])
+    assert isinstance(found, dict)
+    assert found["output"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, train: functional.dropout(x, 0.5, train),
+        lambda x, train: functional.rrelu(x - 0.5, training=train),
+        lambda x, train: functional.scaled_dot_product_attention(
+            *[x[:, None, :, None]] * 3, dropout_p=0.5 * train
+        )[:, 0, :, 0],
+    ],
+)
+def test_each_row_has_random_numbers_of_its_own(
+    tmp_path: Path, draw: Callable[[torch.Tensor, bool], torch.Tensor]
+) -> None:
+    for train in (False, True):
+        drawn = Pair(lambda x, y, train=train: draw(x, train) + y)
+        model = served(tmp_path / str(train), drawn, (torch.rand(5, 64), torch.rand(5, 64)))
+        model.program.mixes = ""  # the probes have found the random numbers
+        _, (found,) = model.compute([(torch.rand(1, 64), torch.zeros(2, 64))])
+        assert isinstance(found, dict)
+        assert torch.equal(*found["output"]) != train
+
+
+def test_a_program_that_cannot_be_changed_repeats_the_row(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = served(tmp_path, Pair(lambda x, y: x * 2 + y), (torch.rand(5, 3), torch.rand(5, 3)))
+    one, other = torch.rand(1, 3), torch.rand(4, 3)
+    for node in model.program._module.graph.find_nodes(op="placeholder"):
+        node.meta.clear()
+    for wanted, request in ((one * 2 + other, (one, other)), (other * 2 + one, (other, one))) * 2:
+        _, (found,) = model.compute([request])
+        assert isinstance(found, dict)
+        assert torch.equal(found["output"], wanted)
+    assert capfd.readouterr().err.count("repeated before the program computes: KeyError") == 2
+
+
+def test_the_first_sets_of_inputs_with_one_row_keep_their_programs(tmp_path: Path) -> None:
+    """torch never frees the memory of a program that was made."""
+    model = served(tmp_path, Pair(lambda x, y: x * 2 + y), (torch.rand(5, 3), torch.rand(5, 3)))
+    model.program._late = {(True,) * inputs: None for inputs in range(8)}
+    kept = dict(model.program._late)
+    one, other = torch.rand(1, 3), torch.rand(4, 3)
+    _, (found,) = model.compute([(other, one)])
+    assert isinstance(found, dict)
+    assert torch.equal(found["output"], other * 2 + one)
+    assert model.program._late == kept
 
 
 def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> None:
@@ -409,6 +495,29 @@ def test_a_program_whose_sizes_torch_checks_repeats_the_row(tmp_path: Path) -> N
     _, (found,) = model.compute([(one, other)])
     assert isinstance(found, dict)
     assert torch.equal(found["output"], one + other)
+
+
+def test_a_row_for_all_rows_has_the_limit_of_the_body_as_if_it_were_repeated(tmp_path: Path) -> None:
+    model = served(tmp_path, Pair(lambda x, y: torch.cat([x, y], 1)), (torch.rand(5, 3), torch.rand(5, 1)))
+    settings: Any = SimpleNamespace(max_rows=200, max_body=1200)
+    metrics: Any = SimpleNamespace(folder=str(tmp_path))
+    answers = Answers(settings, metrics)
+
+    def decode(rows: int) -> None:
+        body, headers = encoded({"x": torch.rand(1, 3), "y": torch.rand(rows, 1)})
+        answers._decoded(model, body, headers[JSON_SIZE])
+
+    decode(100)
+    with pytest.raises(RefusedError, match="repeated for 101 rows, have more than 1200 bytes") as refused:
+        decode(101)
+    assert refused.value.status == 413
+
+
+def test_a_request_with_a_header_that_is_no_text_is_kept(tmp_path: Path) -> None:
+    metrics: Any = SimpleNamespace(folder=str(tmp_path))
+    settings: Any = None
+    assert Answers(settings, metrics)._keep("slow", bytearray(b"{}"), "\udcff").startswith("kept in ")
+    assert next(tmp_path.glob("slow-*")).read_bytes() == b"?\n{}"
 
 
 def test_requests_are_computed_alone_when_the_probes_say_so_after_the_start(tmp_path: Path) -> None:
