@@ -344,18 +344,10 @@ class Job:
         return [*(model.own_key(server, push) for push in model.all_pushes()), *model.shared(server)]
 
     def _read(self, client: Client, server: int, step: int, who: str, *, last: bool = False) -> None:
-        """Read all rows of a server as of a step, and check them. As in the product, the other servers get a
-        request without keys.
-        """
+        """Read all rows of a server as of a step, and check them."""
         keys, asked, known = self._keys(server), self.world.now, set(self.model.acknowledged)
         parts = tuple(Part(table, Field.PEEK, torch.tensor(keys)) for table in range(len(self.specs)))
-        everywhere = [parts if each == server else () for each in range(self.plan.servers)]
-        reply = client.ask(
-            [
-                Request(server=each, kind=Kind.PULL, number=step, parts=some)
-                for each, some in enumerate(everywhere)
-            ]
-        )[server]
+        (reply,) = client.ask([Request(server=server, kind=Kind.PULL, number=step, parts=parts)])
         values = reply.parts[0].data
         if not torch.equal(values[:, 0], values[:, 1]):
             raise Violation(f"half a row was updated: {values}")

@@ -230,7 +230,9 @@ class AsyncSteps(Steps):
         """The server's step and the time, by rank and step of a trainer."""
         self.staleness: deque[tuple[int, float]] = deque(maxlen=_LAST_PUSHES)
         self._lost: set[int] = set()
-        """The ranks whose last pushes may be lost. Their next pull shows their step."""
+        """The ranks whose last pushes may be lost. Nobody waits for them until their next request shows their
+        step: they may wait for others on another server, and would never send it.
+        """
         self.step = 0
 
     @property
@@ -249,10 +251,11 @@ class AsyncSteps(Steps):
         self._store.apply(gradients or ())
         self._measure(member.rank, number)
         member.step = max(member.step, number + 1)  # because a retry may be late
+        self._lost.discard(member.rank)
         self.step += 1
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
-        if member.rank in self._lost:  # otherwise this trainer would wait for the lost pushes
+        if member.rank in self._lost:
             self._lost.remove(member.rank)
             member.step = max(member.step, number)
         return not self.awaited(active, number)
@@ -280,7 +283,8 @@ class AsyncSteps(Steps):
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         if self._max_staleness is None:
             return []
-        return [member for member in active if number - member.step > self._max_staleness]
+        behind = [member for member in active if number - member.step > self._max_staleness]
+        return [member for member in behind if member.rank not in self._lost]
 
     def done(self, member: Member) -> int:
         return member.step

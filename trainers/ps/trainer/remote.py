@@ -245,17 +245,13 @@ def add_row_requests(messages: Sequence[list[Part]], row_requests: Sequence[RowR
 def send_row_requests(
     client: Client, servers: int, row_requests: Sequence[RowRequest], as_of: int
 ) -> SentRequests:
-    """Send the row requests without a push, in one message to each server.
-
-    A server without any of the keys gets a message too. With `max_staleness`, the message shows this
-    trainer's step to a server that has lost its last push. Otherwise others might wait there for ever.
-    """
+    """Send the row requests without a push, in one message to each server concerned."""
     messages: list[list[Part]] = [[] for _ in range(servers)]
     add_row_requests(messages, row_requests)
     requests = [
         Request(server=server, kind=Kind.PULL, number=as_of, parts=tuple(parts))
         for server, parts in enumerate(messages)
-        if row_requests
+        if parts
     ]
     return SentRequests(client, requests, row_requests, as_of)
 

@@ -32,10 +32,7 @@ class Answers:
 
     def wait(self, requests: Sequence[Request]) -> list[Message]:
         return [
-            Message(
-                kind=Kind.DATA,
-                parts=tuple(Part(0, Field.ROWS, self.weight[part.data]) for part in each.parts[-1:]),
-            )
+            Message(kind=Kind.DATA, parts=(Part(0, Field.ROWS, self.weight[each.parts[-1].data]),))
             for each in requests
         ]
 

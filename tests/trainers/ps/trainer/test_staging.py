@@ -56,8 +56,6 @@ class Answers:
         return [Message(kind=Kind.DATA, parts=self._rows(request.parts)) for request in requests]
 
     def _rows(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        if not parts:  # a message that shows only the step
-            return ()
         (spans, keys) = parts
         tables = torch.arange(spans.table, spans.table + len(spans.data)).repeat_interleave(spans.data)
         columns = torch.arange(2 if spans.table < 3 else 5)
