@@ -312,3 +312,30 @@ def test_an_edit_of_the_copy_itself_is_no_edit(copied: Job):
     copied.write("train.py", "first = 3")
     copied.look(3)
     assert copied.restarts == []
+
+
+@pytest.mark.parametrize("edit", [f"{'0' * 20}../../../tmp/x", f"{2:019} {'a' * 31}/", f"{2:019} x\n{THIRD}"])
+def test_an_edit_that_names_no_copy_is_refused(copied: Job, tmp_path: Path, edit: str):
+    with pytest.raises(LaunchError, match="this node cannot have"):
+        copied.starts(edit)
+    copied.starts("")
+    assert Path.cwd() == tmp_path / FIRST
+    os.write(copied.nears, f"{edit}/\n".encode())
+    copied.offered()
+    copied.write("train.py", "first = 3")
+    copied.look(3)
+    assert copied.restarts == []
+
+
+def test_a_node_without_a_copy_cannot_take_part_in_a_job_that_has_one(job: Job):
+    with pytest.raises(LaunchError, match="this node cannot have"):
+        job.starts(f"{2:019} {FIRST}")
+    job.starts("0" * 20)
+
+
+def test_an_offer_that_is_older_than_the_round_changes_nothing(copied: Job, tmp_path: Path):
+    copied.starts(f"{3:019} {SECOND}")
+    (tmp_path / FIRST / "train.py").write_text("first = 2\n")
+    offer(copied, FIRST, 2)
+    copied.look(3)
+    assert copied.restarts == []
