@@ -335,7 +335,12 @@ def test_a_node_without_a_copy_cannot_take_part_in_a_job_that_has_one(job: Job):
 
 def test_an_offer_that_is_older_than_the_round_changes_nothing(copied: Job, tmp_path: Path):
     copied.starts(f"{3:019} {SECOND}")
-    (tmp_path / FIRST / "train.py").write_text("first = 2\n")
+    for digest, text in ((FIRST, "a = 2"), (SECOND, "a = 1")):
+        (tmp_path / digest / "own.py").write_text(text)
+    copied.imports(tmp_path / SECOND / "own.py")
     offer(copied, FIRST, 2)
     copied.look(3)
     assert copied.restarts == []
+    offer(copied, FIRST, 4)
+    copied.look(3)
+    assert copied.restarts == ["a change of own.py"]
