@@ -395,7 +395,7 @@ class HostGroup:
 _REST = 0.1  # seconds between two looks at the working tree
 _MORE = 0.00005  # seconds more for each path in it
 _OFTEN = 30  # looks with changes of one file, without a look at which no file has changed
-_AFTER_SENDING = 10  # looks for which a change counts right after sending, which prints a line
+_AFTER_READING = 10  # looks for which a change counts right after sending or an error, which print a line
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
@@ -453,14 +453,13 @@ def _follow(job: Submission, tree: Tree, group: HostGroup) -> None:
                 job.console.info(what)
         weight = 1
         if now == last != seen:
-            seen = now
+            seen, weight = now, _AFTER_READING
             try:
                 os.chdir(tree.root / tree.inside)  # another directory may have its place
                 found = read_tree(str(tree.root), Path(job.logs))
                 if found.digest != tree.digest:
                     _send(job, found)
                     group.offer(found.digest)
-                    weight = _AFTER_SENDING
                 tree, paths = found, found.paths
             except (LaunchError, OSError) as error:
                 job.console.error(f"{error}; the job keeps the code that it has")

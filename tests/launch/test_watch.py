@@ -15,7 +15,7 @@ from fleetrun.errors import LaunchError
 from fleetrun.launcher.parts import Reach
 from fleetrun.launcher.watch import Watch
 from fleetrun.pod.events import Restarting
-from fleetrun.pod.loop import Timer
+from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import NOTHING_SPENT
 
 
@@ -344,3 +344,11 @@ def test_an_offer_that_is_older_than_the_round_changes_nothing(copied: Job, tmp_
     offer(copied, FIRST, 4)
     copied.look(3)
     assert copied.restarts == ["a change of own.py"]
+
+
+def test_a_rank_of_a_job_with_a_copy_may_start_another_job(copied: Job):
+    with Path(os.devnull).open() as stdin:  # as ranks have it
+        os.dup2(stdin.fileno(), 0)
+    loop = Loop()
+    Watch(SimpleNamespace(loop=loop), Reach())
+    loop.close()
