@@ -25,7 +25,7 @@ from fleetrun.envs.channels import DEBUGGED
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, socket_at
-from fleetrun.pod.container import Container, Pod
+from fleetrun.pod.container import Container, Pod, Status
 from fleetrun.pod.events import Detail, Findings, lateness_fields, verdict_fields
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.record.goodput import Goodput, goodput_fields
@@ -336,15 +336,16 @@ class JobStatus(State):
             "gpus": _gpus(spec.env),
             "ended": known and known.ended,
             "exit": known and known.code,
-            **self._progress(spec.name if alive else ""),
+            **self._progress(spec.name if alive else "", container.status),
         }
 
-    def _progress(self, name: str) -> Document:
+    def _progress(self, name: str, status: Status) -> Document:
         report = self._reports.latest(name) if name else None
         if report is None:
             return dict.fromkeys(_OF_REPORTS)
         rate, step_seconds, left = self._reports.speeds(name)
         activity = report.activity
+        debugged = activity and activity.what.startswith(DEBUGGED)
         return {
             "step": report.step,
             "of": report.of,
@@ -357,7 +358,7 @@ class JobStatus(State):
             "server": report.server or None,
             "tables": report.tables or None,
             "hot": report.hot or None,
-            **({"state": "debugged"} if activity and activity.what.startswith(DEBUGGED) else {}),
+            **({"state": "debugged"} if status is Status.RUNNING and debugged else {}),
         }
 
 

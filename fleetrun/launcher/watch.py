@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 import stat
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 from fleetrun.console.text import printable
 from fleetrun.elastic.agent import Assignment
 from fleetrun.envs.channels import FILES_SUFFIX, PROBE_VARIABLE, TREE_VARIABLE
+from fleetrun.errors import LaunchError
 from fleetrun.launcher.parts import Event, Launch, Part, Reach
 from fleetrun.pod.container import Pod
 from fleetrun.pod.events import RestartAsked, Restarting
@@ -26,6 +28,7 @@ _REST = 0.06  # seconds between two looks
 _SETTLE = 0.03  # seconds without another change, because editors write a file in several steps
 _MISSING = -1
 _TIME = 20  # characters of the time in an edit, in nanoseconds and with a space
+_EDIT = re.compile("(?m)^[0-9]{19} [0-9a-f]{32}$")
 
 
 class Watch(Part):
@@ -50,7 +53,8 @@ class Watch(Part):
         self._edit = "0" * _TIME + self._tree
         """The time of the last edit, and the copy with it. Without --sync, they do not change."""
         if self._tree:
-            launch.loop.add(0, self._offered)
+            with suppress(PermissionError):  # /dev/null, in a rank of a job with --sync
+                launch.loop.add(0, self._offered)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         self._pod = pod
@@ -61,8 +65,8 @@ class Watch(Part):
     def handle(self, event: Event) -> None:
         match event:
             case Assignment():
-                self._edit = max(self._edit, event.edit)
                 self._enter(event.edit)
+                self._edit = max(self._edit, event.edit)
             case RestartAsked() if self._pod and event.containers == self._pod.containers:
                 self._enter(self._edit)
             case Restarting():
@@ -107,8 +111,8 @@ class Watch(Part):
     # ---- With --sync
 
     def _offered(self) -> None:
-        if lines := os.read(0, 1 << 16).splitlines():
-            self._edit = lines[-1].decode()
+        if data := os.read(0, 1 << 16):
+            self._edit = max(self._edit, *_EDIT.findall(data.decode(errors="replace")))
         else:  # the connection is lost
             self._launch.loop.remove(0)
 
@@ -126,6 +130,8 @@ class Watch(Part):
         """Let the processes that start now run in this copy. Raises LaunchError."""
         tree = edit[_TIME:]
         if tree not in ("", self._tree):
+            if not (self._tree and _EDIT.fullmatch(edit)):
+                raise LaunchError(f"this node cannot have {edit!r}, the copy of the code that the job uses")
             trees, _, inside = str(Path.cwd()).partition(self._tree)
             # The file of the last copy is closed with its last reference, which is this one.
             self._used = use(Path(trees), tree, inside[1:])

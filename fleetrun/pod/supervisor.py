@@ -473,7 +473,7 @@ class Supervisor:
             self._peers.restart_asked(command, edit)
         else:
             if edit:
-                self._restarts, self._spent = 0, NOTHING_SPENT
+                self._before = self._restarts, self._spent = 0, NOTHING_SPENT
             self._publish(RestartAsked(self._pod.containers, command, self._restarts))
             self._stopper.notice = "restart"
             self._restart_all(0.0)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -33,7 +33,7 @@ from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import ENDED, MARK, STARTED
-from fleetrun.schedulers.tree import Tree, read_tree, times_of, tree_of_job
+from fleetrun.schedulers.tree import CODE, Tree, read_tree, times_of, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ class HostGroup:
         self._links: list[Link] = []
         self._code = 0
         self._asked = 0
+        self._offers = os.pipe()
 
     def run(self, commands: dict[str, list[str]], env: dict[str, str]) -> int:
         """Run all commands, by host. Return the exit code of the first failure."""
@@ -291,6 +292,7 @@ class HostGroup:
         console.attach(loop, self._room)
         loop.add(self._signals.fileno(), self._signalled)
         loop.add(self._guard.fileno(), self._guard_lost)
+        loop.add(self._offers[0], self._pass_on)
         # The first line that the far end reads. It holds the environment with the secrets of the job, the
         # longest silence, and the time that processes then have to end.
         settings = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
@@ -317,8 +319,12 @@ class HostGroup:
 
     def offer(self, digest: str) -> None:
         """Offer a tree, which all hosts have, to the job. Another thread may call this."""
+        os.write(self._offers[1], digest.encode())
+
+    def _pass_on(self) -> None:
+        line = b"edit %d %s" % (time.time_ns(), os.read(self._offers[0], 32))
         for link in self._alive:
-            link.send(b"edit %d %s" % (time.time_ns(), digest.encode()))
+            link.send(line)
 
     # ---- output
 
@@ -388,6 +394,8 @@ class HostGroup:
 
 _REST = 0.1  # seconds between two looks at the working tree
 _MORE = 0.00005  # seconds more for each path in it
+_OFTEN = 30  # looks with changes of one file, without a look at which no file has changed
+_AFTER_READING = 10  # looks for which a change counts right after sending or an error, which print a line
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
@@ -422,16 +430,32 @@ class Ssh:
 
 
 def _follow(job: Submission, tree: Tree, group: HostGroup) -> None:
-    """Send later states of the working tree to all hosts, and then offer them to the job, in a thread."""
+    """Send later states of the working tree to all hosts, and then offer them to the job, in a thread.
+
+    A file may change each time fleetrun or the job prints a line, as with `| tee out.log`. Unless it is code,
+    a file that changes at many looks without a rest is no reason to send.
+    """
     job = replace(job, console=copy(job.console))  # the loop uses the other one, with its own outputs
     job.console.out, job.console.err = sinks()
-    paths = tree.paths
+    paths, restless = tree.paths, set[str]()
+    changes: Counter[str] = Counter()
+    weight = 1
     seen = last = times_of(())
     while True:
-        now = times_of(paths)
+        now = times_of(paths - restless)
+        if now == last == seen:
+            changes.clear()
+        for path in now.keys() & last:
+            changes[path] += weight * (now[path] != last[path])
+            if changes[path] > _OFTEN and not path.endswith(CODE):
+                restless.add(path)
+                what = f"{path!r} changes all the time: it is only sent with the next edit of another file"
+                job.console.info(what)
+        weight = 1
         if now == last != seen:
-            seen = now
+            seen, weight = now, _AFTER_READING
             try:
+                os.chdir(tree.root / tree.inside)  # another directory may have its place
                 found = read_tree(str(tree.root), Path(job.logs))
                 if found.digest != tree.digest:
                     _send(job, found)

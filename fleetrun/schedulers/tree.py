@@ -22,6 +22,9 @@ from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.schedulers.base import Submission
 
+CODE = (".py", ".so")
+"""Ends of the names of modules."""
+
 LARGEST = 512 << 20
 """Bytes of all files together."""
 
@@ -76,10 +79,18 @@ class Tree:
         return f"{plural(files, 'file')}, {byte_size(sum(each.size for each in self.entries))}"
 
     @property
-    def paths(self) -> Collection[str]:
-        """The paths of its entries and of all directories above them."""
+    def paths(self) -> set[str]:
+        """The paths of its entries and of all directories above them, and of directories without files."""
         names = [Path(each.name) for each in self.entries]
-        return {str(self.root / each) for name in names for each in (name, *name.parents)}
+        found = {str(self.root / each) for name in names for each in (name, *name.parents)}
+        folders = [each for each in found if Path(each).is_dir()]
+        for folder in folders:  # the list grows
+            with suppress(OSError), os.scandir(folder) as scanned:
+                for each in scanned:
+                    if each.path not in found and each.name not in _NEVER and _has_no_files(each):
+                        found.add(each.path)
+                        folders.append(each.path)
+        return found
 
     def renamed(self, script: str) -> str:
         """Turn an absolute path into this tree into a path relative to the directory of the job."""
@@ -142,7 +153,9 @@ def _pack(root: Path, entries: Iterable[Entry], heed: Heed, to: Any = None) -> s
                 tar.addfile(member)
                 continue
             with _open(root / entry.name) as file:
-                member.size = os.fstat(file.fileno()).st_size
+                # A file that grows, such as a log, is sent as it was when its size was read.
+                grows = not entry.name.endswith(CODE)
+                member.size = entry.size if grows else os.fstat(file.fileno()).st_size
                 try:
                     tar.addfile(member, file)
                 except OSError:  # the file was cut short
@@ -168,6 +181,14 @@ def _changed(root: Path, what: str) -> UsageError:
     return UsageError(f"--sync {root}: {what} changed during the read", hint="Run the command again.")
 
 
+def _has_no_files(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):
+        if entry.is_dir(follow_symlinks=False):
+            with os.scandir(entry.path) as scanned:
+                return all(each.is_dir(follow_symlinks=False) for each in scanned)
+    return False
+
+
 # ---- The tree of a job
 
 
@@ -181,8 +202,6 @@ def tree_of_job(job: Submission) -> tuple[Submission, Tree | None]:
         return job, None
     tree = read_tree(settings.sync, Path(settings.log_dir).absolute(), heed=job.heed)
     names = {each.name for each in tree.entries}
-    if tree.inside != "." and not any(each.startswith(f"{tree.inside}/") for each in names):
-        raise UsageError(f"--sync {settings.sync} has no file of {Path.cwd()}", hint=_IGNORE)
     script = tree.renamed(settings.script)
     within = os.path.normpath(Path(tree.inside) / script)
     is_file = not settings.module and Path(settings.script).is_file() and not within.startswith(("/", "../"))
@@ -247,10 +266,13 @@ def read_tree(folder: str, logs: Path, *, heed: Heed = _nothing) -> Tree:
     in_logs = _below(root, [logs.resolve(), *_older_logs(here)], names)
     entries = _entries(root, names, in_logs)
     _check_size(folder, entries)
+    inside = str(here.relative_to(root))
+    if inside != "." and not any(each.name.startswith(f"{inside}/") for each in entries):
+        raise UsageError(f"--sync {folder} has no file of {here}", hint=_IGNORE)
     outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
     return Tree(
         root=root,
-        inside=str(here.relative_to(root)),
+        inside=inside,
         entries=entries,
         digest=_pack(root, entries, heed),
         outside=outside,
@@ -375,6 +397,8 @@ def _listed_by_rules(folder: Path, outer: list[tuple[int, object]], prefix: str 
         rules = [*outer, (len(prefix), GitIgnoreSpec.from_lines(lines))]
     except OSError:
         pass
+    except ValueError as error:
+        raise UsageError(f"--sync: {folder / '.gitignore'} cannot be read: {error}") from None
     try:
         with os.scandir(folder) as scanned:
             there = sorted(scanned, key=lambda each: each.name)

@@ -13,6 +13,7 @@ import pytest
 
 from fleetrun.control.client import NoLauncher, ask
 from fleetrun.control.server import LONGEST, MOST, Control, JobStatus, Server, may_ask
+from fleetrun.envs.channels import BREAKPOINT
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Activity, Report
 from fleetrun.files import control_socket, short_socket_path
@@ -280,13 +281,16 @@ FACTS = {
 }  # fmt: skip
 
 
+LOADING = "loading"
+
+
 class ProgressReceiver:
     """Reports of trainer 0."""
 
     def latest(self, container: str, /) -> Report | None:
         if container != "trainer.0":
             return None
-        activity = Activity("loading", 3.0, None)
+        activity = Activity(LOADING, 3.0, None)
         return Report(
             pod="abcdef",
             role="trainer",
@@ -400,6 +404,18 @@ def test_what_they_report(status, pod):
     assert trainer["step_seconds"] == 0.25
     assert trainer["activity"] == {"what": "loading", "done": 3.0, "of": None}
     assert of(status, "trainer.1")["step"] is None
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [(Status.RUNNING, "debugged"), (Status.TERMINATING, "terminating"), (Status.RESTARTING, "restarting")],
+)
+def test_a_process_that_stops_is_not_shown_as_debugged(status, pod, monkeypatch, state, shown):
+    monkeypatch.setitem(globals(), "LOADING", BREAKPOINT)
+    set_pod(status, pod)
+    run(status, *pod.containers)
+    pod.containers[1].status = state
+    assert of(status, "trainer.0")["state"] == shown
 
 
 def test_one_that_ended_says_how_and_reports_no_more(status, pod, now):

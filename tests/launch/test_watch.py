@@ -15,7 +15,7 @@ from fleetrun.errors import LaunchError
 from fleetrun.launcher.parts import Reach
 from fleetrun.launcher.watch import Watch
 from fleetrun.pod.events import Restarting
-from fleetrun.pod.loop import Timer
+from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import NOTHING_SPENT
 
 
@@ -312,3 +312,43 @@ def test_an_edit_of_the_copy_itself_is_no_edit(copied: Job):
     copied.write("train.py", "first = 3")
     copied.look(3)
     assert copied.restarts == []
+
+
+@pytest.mark.parametrize("edit", [f"{'0' * 20}../../../tmp/x", f"{2:019} {'a' * 31}/", f"{2:019} x\n{THIRD}"])
+def test_an_edit_that_names_no_copy_is_refused(copied: Job, tmp_path: Path, edit: str):
+    with pytest.raises(LaunchError, match="this node cannot have"):
+        copied.starts(edit)
+    copied.starts("")
+    assert Path.cwd() == tmp_path / FIRST
+    os.write(copied.nears, f"{edit}/\n".encode())
+    copied.offered()
+    copied.write("train.py", "first = 3")
+    copied.look(3)
+    assert copied.restarts == []
+
+
+def test_a_node_without_a_copy_cannot_take_part_in_a_job_that_has_one(job: Job):
+    with pytest.raises(LaunchError, match="this node cannot have"):
+        job.starts(f"{2:019} {FIRST}")
+    job.starts("0" * 20)
+
+
+def test_an_offer_that_is_older_than_the_round_changes_nothing(copied: Job, tmp_path: Path):
+    copied.starts(f"{3:019} {SECOND}")
+    for digest, text in ((FIRST, "a = 2"), (SECOND, "a = 1")):
+        (tmp_path / digest / "own.py").write_text(text)
+    copied.imports(tmp_path / SECOND / "own.py")
+    offer(copied, FIRST, 2)
+    copied.look(3)
+    assert copied.restarts == []
+    offer(copied, FIRST, 4)
+    copied.look(3)
+    assert copied.restarts == ["a change of own.py"]
+
+
+def test_a_rank_of_a_job_with_a_copy_may_start_another_job(copied: Job):
+    with Path(os.devnull).open() as stdin:  # as ranks have it
+        os.dup2(stdin.fileno(), 0)
+    loop = Loop()
+    Watch(SimpleNamespace(loop=loop), Reach())
+    loop.close()

@@ -1036,6 +1036,23 @@ def test_an_end_takes_over_from_a_restart_of_one(job):
     assert supervision.container("trainer.1").restarts == 0
 
 
+def test_an_edit_whose_restart_fails_has_counted_anew(job, tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nsleep 100\n")
+    program.chmod(0o755)
+    fails_twice = '[ "$PADDLE_RESTART_COUNT" = 2 ] || exit 3; ' + OBEDIENT
+    supervision = job({"trainer.0": fails_twice, "trainer.1": program}, restarts=3)
+
+    def restart():
+        program.unlink()
+        assert supervision.supervisor.restart("", COMMAND, "edit") == ""
+
+    supervision.on("trainer.0 ready", restart)
+    result = supervision.run()
+    assert result.reason.startswith("the restart failed: cannot start")
+    assert result.restarts == 0
+
+
 def test_what_cannot_be_started_again(job):
     supervision = job({"trainer.0": OBEDIENT, "trainer.1": "exit 0"}, mode=Mode.PS)
     said = []

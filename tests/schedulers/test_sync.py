@@ -242,3 +242,49 @@ def test_a_job_on_one_host_waits_and_starts_again_in_the_next_copy(over_ssh: Ove
     assert first != second
     launch.send(signal.SIGINT)
     assert launch.wait() == 130, launch
+
+
+def test_files_that_change_all_the_time_are_no_edits(over_ssh: OverSsh, watched: Path):
+    launch = over_ssh.start("--sync=.", "--watch", "train.py")
+    places(launch, "one")
+    shown = ""
+
+    def shows(text: str) -> bool:
+        """As `| tee out.log`."""
+        nonlocal shown
+        if launch.err != shown:
+            shown = launch.err
+            (watched / "out.log").write_text(shown)
+        return text in shown
+
+    eventually(lambda: shows("out.log' changes all the time"))
+    assert shown.count("sent to 2 of 2 hosts") < 8
+
+    def grows() -> None:
+        with (watched / "more.csv").open("a") as file:
+            file.write("1\n")
+
+    eventually(lambda: grows() or shows("more.csv' changes all the time"))
+    write(watched, "helper.py", "WORD = 'two'")
+    eventually(lambda: grows() or len([told for told in launch.told(" in ") if told.endswith(" two")]) == 2)
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch
+    assert launch.err.count("changes all the time") == 2
+
+
+def test_the_directory_of_the_job_may_go_for_a_while(over_ssh: OverSsh, watched: Path):
+    inner = watched / "exp"
+    inner.mkdir()
+    for name in ("train.py", "helper.py"):
+        (watched / name).rename(inner / name)
+    over_ssh.fleetrun.folder = inner
+    launch = over_ssh.start("--sync=..", "--watch", "train.py")
+    places(launch, "one")
+    for name in ("train.py", "helper.py"):
+        (inner / name).rename(watched / f".gate-{name}")
+    launch.until_err(f"has no file of {inner}; the job keeps the code that it has")
+    (watched / ".gate-train.py").rename(inner / "train.py")
+    write(watched, "exp/helper.py", "WORD = 'two'")
+    places(launch, "two")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 130, launch

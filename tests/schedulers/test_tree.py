@@ -19,7 +19,7 @@ import pytest
 
 from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
-from fleetrun.schedulers.tree import Tree, read_tree, tree_of_job
+from fleetrun.schedulers.tree import Tree, read_tree, times_of, tree_of_job
 from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
 from tests.support.submissions import Came, KeptConsole, submission
 from tests.support.waiting import eventually
@@ -350,6 +350,36 @@ def test_files_that_change_while_they_are_packed_are_an_error(project: Path):
         Path("f").write_text(text)
         with pytest.raises(UsageError, match=": files changed during the read"):
             found.archive()
+
+
+def test_a_log_that_grows_is_sent_as_it_was_first(project: Path, trees: Path):
+    make("out.log", "train.py")
+    found = tree()
+    with Path("out.log").open("a") as out:
+        out.write("more")
+    assert (sent(found, trees) / "out.log").read_text() == "out.log"
+    Path("train.py").write_text("train.py and more")
+    with pytest.raises(UsageError, match=": files changed during the read"):
+        found.archive()
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_new_file_in_a_new_directory_is_a_change(project: Path, repository: bool):
+    if repository:
+        git("init", "-q")
+    make("train.py", "other/file")
+    for name in ("pkg/inner", "other/none"):
+        Path(name).mkdir(parents=True, exist_ok=True)
+        before = times_of(tree().paths)
+        (Path(name) / "module.py").write_text("")
+        assert times_of(before) != before, name
+
+
+@pytest.mark.parametrize("line", ["!", "foo\\"])
+def test_a_rule_that_cannot_be_read_is_an_error(project: Path, line: str):
+    Path(".gitignore").write_text(line)
+    with pytest.raises(UsageError, match=r"\.gitignore cannot be read"):
+        tree()
 
 
 @pytest.mark.parametrize("where", ["begin", "middle", "end"])
