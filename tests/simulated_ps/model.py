@@ -437,7 +437,10 @@ class Second:
         if self.counts and rows.entry.a > 1 and not model.vague:
             return True  # it was pulled once
         used = self._used(push)
-        if self.spec.seen and sum(used < begun and end < asked for begun, end in model.shrunk) > self._days:
+        # Without a log, a server that was killed may have lost what happened before.
+        since = self.up_since if model.plan.durability == "snapshot" else used
+        days = sum(max(used, since) < begun and end < asked for begun, end in model.shrunk)
+        if self.spec.seen and days > self._days:
             return True
         if not self.ttl_s or self._clock_unknown or model.plan.disk_errors or model.plan.late_errors:
             return False
