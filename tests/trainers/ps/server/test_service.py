@@ -434,6 +434,17 @@ def test_nobody_reads_while_a_trainer_is_too_far_behind() -> None:
     assert bench.late[ahead.sequence].kind is Kind.DATA
 
 
+def test_a_push_that_may_be_lost_holds_nobody_up_until_its_trainer_asks_again() -> None:
+    """A server that recovers from a snapshot has lost the last steps of its trainers."""
+    bench = Bench(sync=False, max_staleness=1).opened()
+    bench.steps.lose_pushes([0, 1])
+    assert bench.ask(Kind.PULL, 0, number=5, parts=WANT).kind is Kind.DATA, "trainer 1 waits elsewhere"
+    bench.push(1, 2)
+    assert bench.ask(Kind.PULL, 0, number=5, parts=WANT).kind is Kind.WAIT, "trainer 1 has made 3 steps"
+    bench.push(1, 3)
+    assert bench.late[bench.sequence - 1].kind is Kind.DATA
+
+
 def test_pushes_that_arrive_out_of_order_count_all() -> None:
     """The first was lost on its way; its retry comes after the second."""
     bench = Bench(sync=False).opened()
