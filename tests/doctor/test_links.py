@@ -207,16 +207,18 @@ def test_one_that_does_not_answer_is_told_of(
 def test_visitors_are_served_one_after_the_other(
     make: Callable[[int], list[tuple[NodeRecord, Surveyor]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (host, _), *visitors = make(4)
     here, most, serve = [0], [0], links.serve_link
 
     def counted(sock: socket.socket) -> None:
+        if sock.getsockname()[1] != host.port:  # a late visitor of the test before
+            return serve(sock)
         here[0] += 1
         most[0] = max(most[0], here[0])
         serve(sock)
         here[0] -= 1
 
     monkeypatch.setattr("fleetrun.doctor.links.serve_link", counted)
-    (host, _), *visitors = make(4)
     for card, each in visitors:
         each.survey([card, host], 0)
     for _, each in visitors:

@@ -190,10 +190,15 @@ def called_off_before_it_was_followed():
 
 
 def orphans_are_reaped_and_containers_left():
+    lives, ends = os.pipe()
     orphan = subprocess.run(
-        ["/bin/sh", "-c", "sleep 0.001 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
+        ["/bin/sh", "-c", "exec 3<&0; cat <&3 >/dev/null & echo $!"],
+        stdin=lives,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     pid = int(orphan.stdout)
+    os.close(ends)  # its shell has ended, which would have reaped it
     eventually(lambda: state_of(pid) == "Z")
     Calls().dispatch([signal.SIGCHLD], NOBODY)
     assert state_of(pid) == ""
