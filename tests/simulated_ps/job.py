@@ -383,7 +383,7 @@ class Job:
         model.days[model.start, step] = 1
         model.shrunk.append((begun, float("inf")))
         self.shrinking = True
-        removed = saver.shrink([1], self.plan.policy)
+        removed = saver.shrink([1], self.plan.policy, step)
         self.shrinking = False
         model.shrunk[-1] = begun, self.world.now
         self.world.note(f"trainer 0: {removed} rows were removed before step {step}")

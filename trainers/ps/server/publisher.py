@@ -267,20 +267,16 @@ class Publisher:
             self._own.add(save.id)
             self._published = published = published.follow(save, parts)
         except Exception:
-            self._abandon(id)
+            for _ in self._endpoints:  # late answers to the failed request may fail too
+                with suppress(FleetError):
+                    self._ask(Kind.PUBLISHED, 0, id)
+                    break
             raise
         self._ask(Kind.PUBLISHED, 1, id)
         if not save.mode.changes:
             self._base_due, self._merge = False, None
             glog(f"published version {published.number} to {self._where} as a full version")
         return published
-
-    def _abandon(self, id: bytes) -> None:
-        """Abandon the version on all servers. Ignore their late answers to the failed request."""
-        for _ in self._endpoints:
-            with suppress(FleetError):
-                self._ask(Kind.PUBLISHED, 0, id)
-                return
 
     def _end_merge(self) -> None:
         """Commit the full version after all servers have merged it. If that fails, the next version

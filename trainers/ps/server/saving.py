@@ -89,6 +89,8 @@ class SaveTurns:
 
     def __init__(self) -> None:
         self.holder: Sender | None = None
+        self.number = 0
+        """The step of the holder."""
         self.state: State = (0, 0)
         self._request: SaveRequest | None = None
         self._saved: dict[SaveRequest, _Saved] = {}
@@ -267,18 +269,8 @@ class SaveRunner:
         """Return True if this save is running or has ended."""
         return id in self._ended_ids or (self._request is not None and self._request.id == id)
 
-    def end_former(self, request: SaveRequest) -> None:
-        """End a version of a publisher that was killed. The next version's request lists it if it was
-        committed.
-        """
-        former = self._request
-        if former is not None and former.version and former.id != request.id:
-            self.end(former.id, saved=former.id in request.after)
-
     def end_left(self, committed: int) -> None:
-        """End a version for which the publisher does not wait any more. `committed` is the last committed
-        version.
-        """
+        """End a version for which no publisher waits any more. `committed` is the last committed version."""
         left = self._request
         if left is not None and left.version:
             self.end(left.id, saved=left.version <= committed)

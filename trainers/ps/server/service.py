@@ -193,7 +193,7 @@ class Service:
         self._members.check_connections(reachable, now)
         # Abandon the running save if its trainer has gone, because nobody else will commit it.
         self._end_orphaned_turn()
-        if self._saving.requester is not None and self._has_left(self._saving.requester):
+        if self._has_left(self._saving.requester):
             self._saving.abandon()
         return [*self.retry_pending(reachable), *self._break_deadlock()]
 
@@ -457,6 +457,10 @@ class Service:
         if save.turn:
             self._end_orphaned_turn()
             given = self._turns.take(save, requester, state)
+            if self._turns.holder == requester:
+                self._turns.number = request.number
+            if given is None:
+                self._refuse_if_awaited(request)
             return done_with(request, given)
         self._refuse_if_not_its_turn(requester)
         if not self._saving.known(save.id):  # if the tables are cut, the cut is made now
@@ -476,8 +480,15 @@ class Service:
         return self._versions.refresh(request)
 
     def _end_orphaned_turn(self) -> None:
-        if self._turns.holder is not None and self._has_left(self._turns.holder):
+        if self._has_left(self._turns.holder):
             self._turns.end(self._turns.id, saved=False)
+
+    def _refuse_if_awaited(self, request: Message) -> None:
+        """Raise Refusal if the save that runs may wait on another server for pushes of this sender, which a
+        restarted server lost after the turn began. Otherwise each could wait for the other.
+        """
+        if self._steps.waits(self._turns.number, request.number):
+            self._refuse_if_not_its_turn(_sender(request))
 
     def _refuse_if_not_its_turn(self, requester: Sender) -> None:
         """Raise Refusal if another trainer holds the turn, because the first server restarted during a save.
@@ -487,7 +498,9 @@ class Service:
         if holder not in (None, requester):
             raise Refusal(Code.FAILED, f"trainer {holder[0]} is saving; one trainer can save at a time")
 
-    def _has_left(self, sender: Sender) -> bool:
+    def _has_left(self, sender: Sender | None) -> bool:
+        if sender is None:
+            return False
         rank, incarnation = sender
         lost = {member.rank for member in self._members.lost()}
         return self._members.incarnation(rank) != incarnation or rank in lost
@@ -496,6 +509,7 @@ class Service:
         """Let a day pass in some tables."""
         self._require_ready()
         if self._saving.tables_in_use or self._store.shrinking:
+            self._refuse_if_awaited(request)
             return None
         if request.sequence not in member.applied:
             checked = self._store.read_shrink(request.parts)

@@ -84,6 +84,10 @@ class Steps(Protocol):
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         """Return the members whose pushes are missing for values as of step `number`."""
 
+    def waits(self, number: int, behind: int) -> bool:
+        """Return True if values as of step `number` may need a push of a trainer that is at step `behind`."""
+        return False
+
     def done(self, member: Member) -> int:
         """Return the number of steps of this trainer that are in the tables."""
 
@@ -283,8 +287,11 @@ class AsyncSteps(Steps):
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         if self._max_staleness is None:
             return []
-        behind = [member for member in active if number - member.step > self._max_staleness]
+        behind = [member for member in active if self.waits(number, member.step)]
         return [member for member in behind if member.rank not in self._lost]
+
+    def waits(self, number: int, behind: int) -> bool:
+        return self._max_staleness is not None and number - behind > self._max_staleness
 
     def done(self, member: Member) -> int:
         return member.step

@@ -98,7 +98,7 @@ class Versions:
             return request.reply(Kind.DONE, number=step)
         if not self._store.ready or (self._sync and step < request.number):
             return None
-        self._saving.end_former(version)
+        self._saving.end_left(version.version - 1)
         if self._saving.tables_in_use or self._store.shrinking:
             return None
         tables = list(self._store.tables.values())

@@ -75,11 +75,13 @@ class SaveCoordinator:
             if not committed:
                 abandon_save(where, save.id)
 
-    def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
+    def shrink(self, tables: Sequence[int], policy: ShrinkPolicy, step: int) -> int:
         """Age these tables by one day. Return the number of removed rows."""
         numbers = torch.from_numpy(policy.numbers())
         parts = [Part(table, Field.VALUES, numbers) for table in tables]
-        return sum(reply.number for reply in self._client.ask(to_all(self._servers, Kind.SHRINK, 0, *parts)))
+        return sum(
+            reply.number for reply in self._client.ask(to_all(self._servers, Kind.SHRINK, step, *parts))
+        )
 
 
 def _record(reply: Message) -> FileRecord:

@@ -411,7 +411,7 @@ class Worker:
         """Age all tables that age by one day. Return the number of removed rows."""
         self._exchange.flush()
         ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
-        return self._saver.shrink(ageing, policy)
+        return self._saver.shrink(ageing, policy, self._exchange.step)
 
     def finish(self, not_served: Mapping[str, Tensor]) -> None:
         """Stop pushing, wait for the other trainers, then load all trained values into the model.

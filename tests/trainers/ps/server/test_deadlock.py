@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.ps.server.test_service import WANT, Bench
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.publisher import Publisher
@@ -130,6 +132,31 @@ def test_two_trainers_do_not_wait_for_each_others_saves(tmp_path: Path) -> None:
     committed(bench, 0, "turn-1")
     assert saves(bench, 1, "save-3", tmp_path).kind is Kind.WAIT
     assert saves(bench, 0, "save-4", tmp_path).kind is Kind.WAIT, "on a server that does not give turns"
+
+
+@pytest.mark.parametrize("kind", [Kind.SAVE, Kind.SHRINK])
+def test_a_trainer_whose_pushes_were_lost_does_not_wait_for_a_save_that_waits_for_them(
+    kind: Kind, tmp_path: Path
+) -> None:
+    """The save may wait on another server, where it cannot see that the trainer waits here."""
+    bench = Bench(sync=False, max_staleness=0).opened()
+    bench.steps.lose_pushes([0, 1])
+    first, second = (
+        bytes_part(Field.TEXT, SaveRequest(str(tmp_path), f"turn-{rank}", 0, turn="tables").encode())
+        for rank in (0, 1)
+    )
+    assert bench.ask(Kind.SAVE, 0, number=4, parts=(first,)).kind is Kind.DONE
+    order = bytes_part(Field.TEXT, SaveRequest(str(tmp_path), "save-1", 0).encode())
+    bench.ask(Kind.SAVE, 0, number=4, parts=(order,))
+    bench.push(1, 2)
+    of_second = (second,) if kind is Kind.SAVE else ()
+    refused = bench.ask(kind, 1, number=3, parts=of_second)
+    assert (refused.code, refused.text) == (
+        Code.FAILED,
+        "trainer 0 is saving; one trainer can save at a time",
+    )
+    bench.push(1, 3)
+    assert bench.ask(kind, 1, number=4, parts=of_second).kind is Kind.WAIT, "the save is not waiting for it"
 
 
 def test_a_delta_may_follow_a_save_that_this_server_was_not_told_was_committed(tmp_path: Path) -> None:
