@@ -62,9 +62,8 @@ def fitting_starts(spans: Spans, keys: int) -> Keys | None:
 
 def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
     """Return the positions of the missing keys of `pull_run` among all keys."""
-    return np.concatenate(
-        [missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)]
-    )
+    firsts = np.repeat(starts[: len(counts)], counts)
+    return missing[firsts + np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)] + firsts
 
 
 _WORTH = 1 << 16
