@@ -63,7 +63,9 @@ def fitting_starts(spans: Spans, keys: int) -> Keys | None:
 def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
     """Return the positions of the missing keys of `pull_run` among all keys."""
     firsts = np.repeat(starts[: len(counts)], counts)
-    return missing[firsts + np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)] + firsts
+    within = np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found: Keys = missing[firsts + within] + firsts
+    return found
 
 
 _WORTH = 1 << 16
