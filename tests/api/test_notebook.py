@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[NotebookNode]]:
     """Runs cells in one kernel, in the folder of the test; returns them with their outputs. With
-    `interrupt`, the reader presses "interrupt" once the last cell shows progress.
+    `interrupt`, the reader presses "interrupt" once the last cell shows a step.
     """
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -27,9 +27,12 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
         place = {"metadata": {"path": str(tmp_path)}}
         client = NotebookClient(document, timeout=BOUND, resources=place, allow_errors=True)
 
+        def shown() -> str:
+            return "".join(progress_of(document.cells[-1]))
+
         async def execute() -> None:
             running = asyncio.create_task(client.async_execute())
-            while interrupt and not progress_of(document.cells[-1]) and not running.done():
+            while interrupt and "step" not in shown() and not running.done():
                 await asyncio.sleep(0.01)
             if interrupt:
                 await client.km.interrupt_kernel()

@@ -78,7 +78,7 @@ def _while(command: str, folder: Path, env: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         job.terminate()
-        job.wait(60)
+        job.wait(200)
 
 
 @pytest.mark.slow

@@ -181,10 +181,11 @@ def test_the_rank_waits_again_after_its_client_was_killed(fleetrun: Fleetrun, wa
 
 def test_no_hang_is_reported_while_a_rank_is_debugged(fleetrun: Fleetrun):
     """Also while pdb executes a command."""
-    words = ("--nproc_per_node", "2", "--debug", "on", "--hang_timeout", "2")
+    # The timeout is longer than a Python takes to start.
+    words = ("--nproc_per_node", "2", "--debug", "on", "--hang_timeout", "8")
     launch = fleetrun.start(*words, fleetrun.script(BREAK))
     launch.until_err(WAITS)
-    assert "(Pdb) done\n" in debug(fleetrun, text="time.sleep(6)\nprint('done')\n").out
+    assert "(Pdb) done\n" in debug(fleetrun, text="time.sleep(12)\nprint('done')\n").out
     end(launch)
     assert "hung" not in launch.err + fleetrun.run("report").out
 

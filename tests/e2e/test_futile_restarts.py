@@ -14,7 +14,7 @@ from trainers.ps import SparseEmbedding
 fleet.init()
 torch.set_num_threads(1)
 strategy = fleet.DistributedStrategy()
-strategy.a_sync, strategy.ps_configs = True, {"request_timeout_s": 20.0, **CONFIGS}
+strategy.a_sync, strategy.ps_configs = True, {"request_timeout_s": 200.0, **CONFIGS}
 model = fleet.distributed_model(SparseEmbedding(64))
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
 """

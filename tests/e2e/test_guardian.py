@@ -37,7 +37,7 @@ def test_the_command_is_killed(fleetrun: Fleetrun, name: str):
     launch.send(signal.Signals[name])
     assert launch.wait() == -signal.Signals[name]
     launch.gone()
-    assert not port_names(ports)
+    wait_until(lambda: not port_names(ports))
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGSYS"])

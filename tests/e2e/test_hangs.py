@@ -64,8 +64,8 @@ def test_a_hang_is_answered_with_a_restart(fleetrun: Fleetrun):
 
 def test_one_that_hangs_while_others_go_on(fleetrun: Fleetrun):
     """One that polls, for a file say, is not taken for it."""
-    script = fleetrun.script("""
-for _ in range(60 if RANK else 10000):
+    fleetrun.script("""
+for _ in range(100):
     print("step", flush=True)
     time.sleep(0.05)
 while RANK == 2:
@@ -74,7 +74,14 @@ def stuck_here():
     time.sleep(600)
 stuck_here()
 """)
-    launch = fleetrun.run("--nproc_per_node", "3", "--hang_timeout", "2", "--max_restart", "0", script)
+    shell = fleetrun.folder / "train.sh"  # it prints before a Python has started, however busy the machine is
+    shell.write_text("""#!/bin/sh
+while [ "$RANK" = 0 ]; do echo step; sleep 0.05; done
+exec python train.py
+""")
+    shell.chmod(0o755)
+    words = ("--nproc_per_node", "3", "--hang_timeout", "2", "--max_restart", "0")
+    launch = fleetrun.run(*words, "./train.sh")
     assert launch.code == 124
     assert "trainer 1 has printed and reported nothing" in launch.said
     assert "stuck_here" in launch.said

@@ -249,6 +249,9 @@ raise RuntimeError("server 1 was restarted and has lost its tables")
 
 WAITS = """
 import datetime, torch, torch.distributed as dist
+Path("imported").touch()
+while not all(Path(f"../h{n}/imported").exists() for n in (1, 2, 3)):  # the timeout is not for the import
+    time.sleep(0.01)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
 dist.all_reduce(torch.ones(3))
 if RANK == 2:

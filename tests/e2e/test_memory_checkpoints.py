@@ -169,8 +169,10 @@ for step in range(done + 1, 9):
     loss.backward()
     optimizer.step()
     memory.save(step, state)
-    if step == 5 and RANK == 0 and ATTEMPT == 0 and "die" in sys.argv:
-        os.kill(os.getpid(), 9)
+    if step == 5 and ATTEMPT == 0 and "die" in sys.argv:
+        dist.barrier()  # both have this step
+        if RANK == 0:
+            os.kill(os.getpid(), 9)
 tell("end", RANK, float(sum(p.full_tensor().double().sum() for p in model.parameters())))
 """
 
@@ -250,17 +252,17 @@ def test_before_the_group_it_is_refused(fleetrun: Fleetrun):
     assert "Call init_process_group" in launch.err
 
 
-NEIGHBOURS = (
-    PLAIN.replace("memory.save(step, state)", "memory.save(step, state, neighbour=True)")
-    .replace("range(done + 1, 301)", "range(done + 1, 401)")
-    .replace(
-        "    loss.backward()\n", "    loss.backward()\n    if step == 200 and not done: tell('half', RANK)\n"
-    )
-    .replace(
-        "tell('half', RANK)",
-        "tell('half', RANK); __import__('time').sleep(2.0); memory.save(step, state, neighbour=True); "
-        "wait_for_go()",
-    )
+COPIED = """    memory.save(step, state, neighbour=True)
+    if step >= 199 and not done:
+        own = memory._keepers[""]._neighbour
+        while own._sent != own._chosen.head.number:  # then the next save is copied, or this one has been
+            time.sleep(0.01)
+        if step == 200:
+            tell("half", RANK)
+            wait_for_go()
+"""
+NEIGHBOURS = PLAIN.replace("    memory.save(step, state)\n", COPIED).replace(
+    "(done + 1, 301)", "(done + 1, 401)"
 )
 
 

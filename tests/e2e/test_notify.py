@@ -212,7 +212,8 @@ def test_of_several_nodes_one_tells(fleetrun: Fleetrun):
 
 def test_of_a_hang_on_several_nodes_one_tells_once(fleetrun: Fleetrun):
     with Webhook() as server:
-        nodes = Nodes(fleetrun, "--nnodes=2", "--hang_timeout=2", "--notify", server.url)
+        # A Python starts within eight seconds.
+        nodes = Nodes(fleetrun, "--nnodes=2", "--hang_timeout=8", "--notify", server.url)
         script = fleetrun.script(f"{STUCK}leave_on_term()\nif ATTEMPT == 0:\n    stuck_here()")
         launches = [nodes.start("--rank=0", script), nodes.start("--rank=1", script)]
         assert [each.wait() for each in launches] == [0, 0]

@@ -49,7 +49,7 @@ def test_nothing_is_left_in_its_scrollback(tmux: Tmux, tmp_path: Path) -> None:
     line = shlex.join([*FLEETRUN, "--log_level", "WARNING", "train.py"])
     tmux("send-keys", f"clear; {line}; echo ended with $?", "Enter")
     wait_until((tmp_path / "done").exists, lambda: tmux("capture-pane", "-p", "-S", "-"))
-    assert "trainers 1/1" in tmux("capture-pane", "-p")
+    wait_until(lambda: "trainers 1/1" in tmux("capture-pane", "-p"), lambda: tmux("capture-pane", "-p"))
     assert tmux("display-message", "-p", "#{history_size}").strip() == "0"
     tmux("send-keys", "C-c")
     wait_until(lambda: "ended with 130" in tmux("capture-pane", "-p"), lambda: tmux("capture-pane", "-p"))

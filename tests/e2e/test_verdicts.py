@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 TWO = ("--nproc_per_node", "2", "--max_restart", "0", "--stop_timeout", "1")
 JOIN = """
 import datetime, threading, torch, torch.distributed as dist
+meet(2)  # the timeout is not for the import of torch
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={}))
 values = torch.ones(4)
 dist.all_reduce(values)

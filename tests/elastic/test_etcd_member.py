@@ -52,7 +52,7 @@ def member(endpoints: list[str], own: str, folder: Path) -> Iterator[IO[bytes]]:
         yield process.stdout
     finally:
         process.stdin.close()
-        process.wait(20)
+        process.wait(200)
         process.stdout.close()
 
 
@@ -122,7 +122,7 @@ def test_a_process_of_the_store_that_cannot_be_started_is_tried_until_it_can(tmp
                 loop.after(0.05, look)
 
         look()
-        limit = loop.after(30, loop.stop)
+        limit = loop.after(200, loop.stop)
         loop.run()
         limit.cancel()
         assert len(companions - {first}) == 1

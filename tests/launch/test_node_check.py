@@ -13,6 +13,7 @@ from fleetrun.elastic.rendezvous.records import Node, Round, State
 from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.plan.topology import Host, Offer
 from fleetrun.pod.loop import Loop
+from tests.support.pods import SLOWLY
 from tests.support.ports import free_port
 
 HANGS = """
@@ -40,7 +41,7 @@ class Told:
 def check(folder: Path, count: int = 1) -> tuple[Measured, list[str]]:
     """By the first of so many nodes. The time is over once it computes without an end."""
     computes = folder / "computes"
-    loop = Loop(lambda: time.monotonic() + 1000.0 * computes.exists())
+    loop = Loop(lambda: SLOWLY * time.monotonic() + 1000.0 * computes.exists())
     members = [
         Node(
             id=f"n{number}", host="127.0.0.1", name=f"h{number}",
@@ -57,7 +58,7 @@ def check(folder: Path, count: int = 1) -> tuple[Measured, list[str]]:
         loop.stop()
 
     def look() -> None:
-        loop.after(0.01, look)
+        loop.after(0.01 * SLOWLY, look)
 
     settings = SimpleNamespace(check="fast")
     launch = SimpleNamespace(loop=loop, companions=set(), console=told, settings=settings)

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fleetrun.probe.states import Peer, read_state
+from tests.support.ports import free_port
 
 INSIDE = Path(__file__).parents[2] / "fleetrun" / "probe" / "inside"
 TORCH = "torch.distributed.distributed_c10d"
@@ -233,8 +234,7 @@ def test_what_an_earlier_program_left_is_gone(tmp_path):
 
 
 def test_others_wait_until_the_first_rank_listens(probe, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()  # no port of clients, because a connection could meet itself there
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
@@ -246,7 +246,8 @@ def test_others_wait_until_the_first_rank_listens(probe, monkeypatch):
         assert opened, "it went on before there was a listener"
     finally:
         late.join()
-        opened[0].close()
+        for each in opened:
+            each.close()
     for others in ({"store": object()}, {"rank": 0}, {"init_method": "file:///x"}):
         monkeypatch.setenv("MASTER_PORT", "no port: it would raise")
         probe._await_first("gloo", **others)

@@ -28,7 +28,7 @@ from typing import IO, Any
 from fleetrun.files import run_folder
 from fleetrun.record.journal import SUFFIX
 from tests.support.states import check_end, check_running, check_status
-from tests.support.traces import BOUND, cgroup_of, left_behind, wait_until
+from tests.support.traces import BOUND, cgroup_of, has_ended, left_behind, wait_until
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 CHILD_MODULES = Path(__file__).parent / "child"
@@ -223,7 +223,15 @@ class Launch:
 
     def no_process(self) -> None:
         """Until none of it is left."""
-        wait_until(lambda: not left_behind(self.token), lambda: f"{left_behind(self.token)}\n{self}")
+        seen: set[int] = set()
+
+        def none() -> bool:
+            """A process that ends loses its environment before its files, with all that the job held."""
+            found = left_behind(self.token)
+            seen.update(found)
+            return not found and all(map(has_ended, seen))
+
+        wait_until(none, lambda: f"{left_behind(self.token)}\n{self}")
 
     def gone(self) -> None:
         """Until nothing of it is left: no process, no cgroup."""

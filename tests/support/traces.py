@@ -39,6 +39,14 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def has_ended(pid: int) -> bool:
+    """With all its threads, and so its files: reaped, or a zombie that only has to be."""
+    try:
+        return state_of(pid) in ("", "Z") and len([*Path(f"/proc/{pid}/task").iterdir()]) == 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def cgroup_of(guard: int) -> list[Path]:
     """The group that the guard of that pid made, where there is cgroup v2."""
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]

@@ -170,6 +170,8 @@ def test_too_many_open_files_delay_a_sync_and_do_not_end_it(
     real = os.dup
 
     def dup(descriptor: int) -> int:
+        if descriptor != syncing._descriptor:  # a server of another test that still ends
+            return real(descriptor)
         synced.append(descriptor)
         if len(synced) < 5:
             raise OSError(24, "Too many open files")
