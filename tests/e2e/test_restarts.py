@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -305,8 +306,18 @@ raise ValueError("a bad batch")
 """
 
 
+PATIENT = (
+    sys.executable,
+    "-c",
+    "import sys; import fleetrun.launcher.victims as victims; victims._PATIENCE = 60.0; "
+    "from fleetrun.__main__ import main; sys.exit(main())",
+)
+"""The command, which gives a process with a traceback a minute to end."""
+
+
 def test_the_traceback_of_a_victim_stays_in_its_log(fleetrun: Fleetrun):
-    launch = fleetrun.run("--max_restart", "1", "--nproc_per_node", "2", fleetrun.script(LOST))
+    script = fleetrun.script(LOST)
+    launch = fleetrun.run("--max_restart", "1", "--nproc_per_node", "2", script, command=PATIENT)
     assert launch.code == 1
     assert launch.out.count("ready to train") == 2
     assert "Traceback" not in launch.out

@@ -115,6 +115,7 @@ def test_ctrl_c_while_it_is_sent_ends_it(over_ssh: OverSsh, project: Path, monke
         eventually(lambda: any("unpack" in words for words in of_clients(launch)))
         launch.send(signal.SIGINT)
         assert launch.wait() == 130, launch
+        eventually(lambda: not over_ssh.server.sessions())  # otherwise the remote one could go on now
     launch.no_process()
     assert not (trees / digest).exists()
 
