@@ -577,6 +577,10 @@ def nothing() -> None:
     no_examples = KeyedJaggedTensor([*FEATURES], torch.tensor([]).long(), lengths=torch.tensor([]).int())
     assert model.ebc(no_examples).values().shape == (0, 8)
     assert [each.values().shape for each in model.ec(no_examples).values()] == [(0, 4)] * 4
+    doubled = model.ec(KeyedJaggedTensor.concat([batches()[0]] * 2))  # of a key that comes twice, the last
+    for name, wanted in model.ec(batches()[0]).items():
+        assert torch.equal(doubled[name].values(), wanted.values())
+        assert torch.equal(doubled[name].lengths(), wanted.lengths())
     fleet.stop_worker()
 
 

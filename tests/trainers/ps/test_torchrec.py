@@ -85,6 +85,18 @@ def test_tables_are_saved_and_loaded_by_the_names_of_the_state(forker: Forker, t
         run(forker, tmp_path / part, "saved", str(tmp_path), part)
 
 
+@pytest.mark.parametrize(
+    ("rule", "tensors"),
+    [("row_wise", "shards"), ("sgd", "dtensors"), ("adagrad", "shards"), ("row_wise", "on_meta")],
+)
+def test_a_checkpoint_of_distributed_model_parallel_is_read(
+    forker: Forker, tmp_path: Path, rule: str, tensors: str
+) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(["-m", "tests.support.scripts.ps_torchrec_dmp", rule, tensors, str(tmp_path)])
+        job.expect_success()
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_an_export_for_serving_needs_no_torchrec(forker: Forker, tmp_path: Path, device: str) -> None:
     run(forker, tmp_path, "exported", str(tmp_path), device)

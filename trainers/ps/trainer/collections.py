@@ -251,7 +251,7 @@ class ServedCollection:
 
     def _jagged_tensors(self, features: Any, rows: Sequence[Tensor]) -> dict[str, Any]:
         number, make = features.index_per_key(), defined(TENSORS, "JaggedTensor")
-        lengths = features.lengths().view(len(number), features.stride()).unbind()
+        lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
         ids = features.values().split(features.length_per_key()) if self._module.need_indices() else None
         names = [name for each in self.features for name in each.names]
         found = {}

@@ -226,13 +226,12 @@ class ServedEmbedding:
         self._zeros = zeros
         self.given: list[_Given] = []
         """The rows in state dicts that the script holds."""
-        self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._pools = pools(module) and not statistics
         self._device = device_of(module)
         self._dtype = module.weight.dtype
         remove_backward_hooks(weight_of(module))
-        self._weight = serve_weight(weight_of(module), name, rows, bounded=self._bound is not None)
+        self._weight = serve_weight(weight_of(module), name, rows, bounded=row_limit(module) is not None)
         module.__dict__["forward"] = self._forward()  # on the instance, as long as it is served
         module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -289,15 +288,22 @@ class ServedEmbedding:
     def rows_of(self, given: Tensor) -> Tensor | None:
         """Return the rows of a weight in a state dict, (num_embeddings, dim) float32.
 
-        Return None for another shape, which torch then reports. Raises UsageError for an unbounded table.
+        Return None for another shape, which torch then reports. Raises UsageError for an unbounded table, and
+        for a part of a table.
         """
-        if self._bound is None:
+        if type(given).__module__.startswith("torch.distributed."):
+            raise UsageError(
+                f"The state dict has a {type(given).__name__} for embedding {self._name!r}, with the rows of "
+                "one process. Save it with torch.distributed.checkpoint, which loads it into whole tensors."
+            )
+        limit = self._rows.sparse.limit
+        if limit is None:
             raise UsageError(
                 f"A state dict has no rows of embedding {self._name!r}, because its table is unbounded and "
                 f"the servers keep the rows. Remove {self._name!r} from the state dict and load the rest "
                 "with strict=False, or load saved tables with fleet.init_server(dirname)."
             )
-        if given.shape != (self._bound, self._module.embedding_dim):
+        if given.shape != (limit, self._module.embedding_dim):
             return None
         return given.detach().to("cpu", torch.float32)
 

@@ -351,7 +351,7 @@ class Gradients:
                 )
             whole = own.detach().coalesce()
             rows = whole.values().to("cpu", torch.float32, copy=True)
-            yield table, whole.indices()[0].cpu(), rows
+            yield table, whole.indices()[0].to("cpu", copy=True), rows
 
 
 def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:

@@ -593,6 +593,22 @@ def test_a_gradient_is_added_to_one_without_rows() -> None:
     assert module.weight.grad.to_dense()[:, 0].tolist() == [0, 0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("first", [SECOND[:0], SECOND[:, :1], FIRST])
+def test_a_gradient_of_torchs_own_is_added_to_after_it_was_sent(first: torch.Tensor) -> None:
+    module = torch.nn.Embedding(ROWS, DIM, sparse=True)
+    _, group = serve(module, torch.ones(ROWS, DIM))
+    module.weight.register_hook(lambda grad: grad * 2)
+    module(first).sum().backward()
+    sent = group.take_gradients()
+    assert sent is not None
+    keys, before = sent.keys.numpy(), sent.keys.tolist()  # a message has this memory
+    module(SECOND).sum().backward()
+    assert keys.tolist() == before
+    assert module.weight.grad is not None
+    expected = torch.bincount(torch.cat([first.flatten(), SECOND.flatten()]), minlength=ROWS)
+    assert module.weight.grad.to_dense()[:, 0].tolist() == (2 * expected).tolist()
+
+
 def test_hidden_gradients_are_collected_all_the_same() -> None:
     twins = Twins(MODULES["rows"])
     loss_of(twins.served(FIRST)).backward()
