@@ -59,6 +59,7 @@ def test_two_trainers_with_a_half_of_each_batch_train_as_one_process(forker: For
         "in_backward sgd",
         "in_backward adagrad",
         "in_backward row_wise",
+        "in_backward sgd changed",
         "combined",
         "skipped",
         "geo",

@@ -321,16 +321,17 @@ class RemoteTable:
         return self.group.collected.collect(self.place, keys, grad)
 
     def has_gradient(self) -> bool:
-        """See `WeightGradient`."""
-        return self.place in self.group.collected.tables
+        """See `WeightGradient`. After an optimizer in the backward pass, torch's weight has no gradient."""
+        return not self.sparse.in_backward and self.place in self.group.collected.tables
 
     def take_gradient(self) -> tuple[Tensor, Tensor] | None:
         """See `WeightGradient`."""
-        return self.group.collected.take(self.place)
+        return None if self.sparse.in_backward else self.group.collected.take(self.place)
 
     def drop_gradient(self) -> None:
         """See `WeightGradient`."""
-        self.group.collected.drop(self.place)
+        if not self.sparse.in_backward:
+            self.group.collected.drop(self.place)
 
     def keep_gradient(self) -> None:
         """See `WeightGradient`."""
