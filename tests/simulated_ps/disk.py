@@ -34,12 +34,22 @@ _WRITES = (
 class Disk:
     """`errors`: how often a call fails, by errno. A call that fails may have done its work."""
 
+    _AWAY = 5
+    """The most calls that fail after a call that has worked and failed."""
+
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
         self.folder = folder
         self.errors: dict[int, float] = {}
         self.late_errors = 0.0
         """How often a call that has worked fails."""
+        self.bad_syncs: frozenset[int] = frozenset()
+        """The numbers of the calls of fdatasync that fail."""
+        self.goes_away = False
+        """True if the disk may be away for some calls after a call that has worked and failed."""
+        self._syncs = 0
+        self._away: dict[Process, int] = {}
+        """How many calls of each process fail next."""
         self._open: dict[int, Process] = {}
         self._temporary: set[int] = set()
         self._synced: dict[int, bytes] = {}
@@ -62,6 +72,7 @@ class Disk:
                 if flags & os.O_CREAT:
                     self.world.step()
                 task.process.check()
+                self._fail_if_away(task.process, "open")
                 return self._opened(task.process, real_open(path, flags, *args, **options), flags)
 
             def fake_dup(descriptor: int) -> int:
@@ -123,6 +134,13 @@ class Disk:
                 return real(*args, **options)
             self.world.step()
             task.process.check()
+            self._fail_if_away(task.process, name)
+            if name == "fdatasync":
+                self._syncs += 1
+                if self._syncs in self.bad_syncs:
+                    self._damaged.add(os.fstat(args[0]).st_ino)
+                    self.world.note(f"{task.process.name}: sync {self._syncs} fails")
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
             for number, often in self.errors.items():
                 if self.world.random.random() < often:
                     if name in ("write", "writev") and number == errno.ENOSPC:
@@ -136,10 +154,18 @@ class Disk:
                 self._note_sync(args[0])
             if self.late_errors and self.world.random.random() < self.late_errors and name != "fdatasync":
                 self.world.note(f"{task.process.name}: {name} works and fails")
+                if self.goes_away:
+                    self._away[task.process] = self.world.random.randrange(self._AWAY + 1)
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return result
 
         return call
+
+    def _fail_if_away(self, process: Process, name: str) -> None:
+        if left := self._away.get(process):
+            self._away[process] = left - 1
+            self.world.note(f"{process.name}: {name} fails, because the disk is away")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _write_some(self, name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Write a part, as on a disk that becomes full."""
@@ -148,6 +174,10 @@ class Disk:
         some = pieces[: self.world.random.randrange(len(pieces) + 1)]
         if some:
             real(descriptor, [some] if name == "writev" else some)
+
+    def bring_back(self) -> None:
+        """End the time in which the disk is away."""
+        self._away.clear()
 
     # ---- Power failures
 

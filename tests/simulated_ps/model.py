@@ -35,6 +35,12 @@ from trainers.ps.tables.spec import (
 SPEC = TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SGD(), rows=RowOptions())
 SHARED = 8
 """The number of rows that all trainers update. Their keys are the lowest."""
+_WIDE = 30
+"""The number of rows that nobody reads, in a push of a wide job."""
+WIDEST = 600
+"""The limit of the bytes of a part in wide jobs: more than a read or a push has, and less than the pushes of
+all trainers together.
+"""
 _SOME = 3
 """The number of shared rows that a push updates."""
 
@@ -119,6 +125,9 @@ class Model:
     def rows(self, server: int, push: Push) -> tuple[Tensor, Tensor]:
         """Return the keys and gradients of a push."""
         keys, (own, others) = self.keys(server, push), self.gradients(push)
+        if "wide" in self.plan.on:
+            first = 1_000_000 + 100 * push.rank
+            keys = [*keys, *range(first, first + _WIDE)]
         rows = torch.full((len(keys), 2), others)
         rows[0] = own
         return torch.tensor(keys), rows

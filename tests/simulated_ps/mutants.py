@@ -28,10 +28,12 @@ from trainers.ps.kernels.eviction import (
     TOTAL,
     pass_until,
 )
+from trainers.ps.kernels.rows import UNSAVED
 from trainers.ps.server import members, publisher, saving, server, service, state, steps, versions
-from trainers.ps.tables import budget, disk, shared, sparse, storage
+from trainers.ps.tables import budget, dense, disk, shared, sparse, storage
+from trainers.ps.tables.spec import FullError
 from trainers.ps.trainer import exchange, local, remote
-from trainers.ps.wire import Code, Kind
+from trainers.ps.wire import Code, Kind, encode
 
 Patch = tuple[Any, str, Any]
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {}
@@ -408,6 +410,28 @@ def the_client_draws_the_numbers_of_the_script() -> list[Patch]:
 @mutant
 def the_clock_of_a_budget_never_restarts() -> list[Patch]:
     return [(budget, "_turns", lambda now: 0.0), (job, "AGE", 2.0**21 - 0.5)]
+
+
+@candidate
+def a_snapshot_has_the_limits_of_messages() -> list[Patch]:
+    return [(state, "encode", lambda message, stored: encode(message))]
+
+
+@candidate
+def a_rate_of_0_divides() -> list[Patch]:
+    return [(dense, "ftrl_lr", lambda lr: lr)]
+
+
+@candidate
+def a_cut_without_memory_loses_removed_keys() -> list[Patch]:
+    def cut(self: Any, *, of: int = UNSAVED, real: Any = sparse.SparseTable.cut, **options: Any) -> Any:
+        try:
+            return real(self, of=of, **options)
+        except FullError:
+            self._removed[of].begin_cut()
+            raise
+
+    return [(sparse.SparseTable, "cut", cut)]
 
 
 @candidate

@@ -152,6 +152,7 @@ class Dealer(_Socket):
             self.connection.deliver(self.unsent.popleft(), to_server=True)
 
     def send_all(self, frames: Frames) -> None:
+        self.process.count_down()
         if self.connection is not None:
             self.connection.deliver(frames, to_server=True)
         elif len(self.unsent) < 1000:
