@@ -45,6 +45,9 @@ class Disk:
         """How often a call that has worked fails."""
         self.bad_syncs: frozenset[int] = frozenset()
         """The numbers of the calls of fdatasync that fail."""
+        self.at_bad_sync: Callable[[Process], None] = lambda process: None
+        self.late_at = ""
+        """Which files calls fail late for: the beginning of their path in the folder."""
         self.goes_away = False
         """True if the disk may be away for some calls after a call that has worked and failed."""
         self._syncs = 0
@@ -72,7 +75,7 @@ class Disk:
                 if flags & os.O_CREAT:
                     self.world.step()
                 task.process.check()
-                self._fail_if_away(task.process, "open")
+                self._fail_if_away(task.process, "open", path)
                 return self._opened(task.process, real_open(path, flags, *args, **options), flags)
 
             def fake_dup(descriptor: int) -> int:
@@ -134,12 +137,13 @@ class Disk:
                 return real(*args, **options)
             self.world.step()
             task.process.check()
-            self._fail_if_away(task.process, name)
+            self._fail_if_away(task.process, name, args[0])
             if name == "fdatasync":
                 self._syncs += 1
                 if self._syncs in self.bad_syncs:
                     self._damaged.add(os.fstat(args[0]).st_ino)
                     self.world.note(f"{task.process.name}: sync {self._syncs} fails")
+                    self.at_bad_sync(task.process)
                     raise OSError(errno.EIO, os.strerror(errno.EIO))
             for number, often in self.errors.items():
                 if self.world.random.random() < often:
@@ -152,7 +156,8 @@ class Disk:
             result = real(*args, **options)
             if name in ("fsync", "fdatasync"):
                 self._note_sync(args[0])
-            if self.late_errors and self.world.random.random() < self.late_errors and name != "fdatasync":
+            late = self.late_errors and self.world.random.random() < self.late_errors
+            if late and name != "fdatasync" and self._is_at(self.late_at, args[0]):
                 self.world.note(f"{task.process.name}: {name} works and fails")
                 if self.goes_away:
                     self._away[task.process] = self.world.random.randrange(self._AWAY + 1)
@@ -161,8 +166,13 @@ class Disk:
 
         return call
 
-    def _fail_if_away(self, process: Process, name: str) -> None:
-        if left := self._away.get(process):
+    def _is_at(self, place: str, path: Any) -> bool:
+        """Return True if the path, or that of the descriptor, begins with `place` in the folder."""
+        where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
+        return where.startswith(f"{self.folder}/{place}")
+
+    def _fail_if_away(self, process: Process, name: str, path: Any) -> None:
+        if (left := self._away.get(process)) and self._is_at(self.late_at.partition("/")[0], path):
             self._away[process] = left - 1
             self.world.note(f"{process.name}: {name} fails, because the disk is away")
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -70,7 +70,9 @@ class Job:
         self.folder.mkdir()
         self.disk = Disk(self.world, self.folder)
         self.disk.errors, self.disk.late_errors = dict(plan.disk_errors), plan.late_errors
-        self.disk.bad_syncs, self.disk.goes_away = plan.bad_syncs, "away" in plan.on
+        self.disk.bad_syncs, self.disk.late_at = plan.bad_syncs, plan.late_at
+        self.disk.goes_away = "away" in plan.on
+        self.disk.at_bad_sync = lambda process: self.world.after(0.4, process.kill)
         if "spill" in plan.on:
             (self.folder / "rows").mkdir()
         self.versions = Versions(self.model, self.world, self.folder)
@@ -225,6 +227,10 @@ class Job:
             if isinstance(error, Killed) or (isinstance(error, ServerError) and self._may_fail()):
                 self.world.note(f"trainer {rank}: {error}")
                 again = 0.1 + self.world.random.random()
+                if "pair" in self.plan.on:
+                    again += 1.0
+                    for _ in range(self.plan.servers):
+                        self.world.after(0.2 + self.world.random.random(), self._kill_server)
                 self.world.after(again, lambda: self._again(rank, restarts + 1, start))
             else:
                 self.violations.append(error)
@@ -252,15 +258,17 @@ class Job:
         saver = SaveCoordinator(client, plan.servers)
         for step in range(start, plan.steps):
             push = Push(model.start, rank, step)
-            self._read(client, self.world.random.randrange(plan.servers), step, f"trainer {rank}")
-            # A repeated shrink would wait for a save that waits for the repeated step.
             repeats = restarts > 0 and step == start
+            for server in servers if repeats else [self.world.random.randrange(plan.servers)]:
+                self._read(client, server, step, f"trainer {rank}")
+            # A repeated shrink would wait for a save that waits for the repeated step.
             if "shrink" in plan.on and not (rank or repeats) and self.world.random.random() < 0.5:
                 self._shrink(client, saver, step)
             if self.second and self.second[0].counts:
                 client.ask([self._lookup(server, push) for server in servers])
             rests = self.world.random.random() < plan.rests
-            self.world.wait(None, 10.0 if rests else self.world.random.random() * 0.1)
+            rests = rests and (not plan.straggler or rank == model.trainers - 1)
+            self.world.wait(None, 10.0 if rests else self.world.random.random() * plan.pace_s)
             for server in servers:
                 model.sent.setdefault((server, push), self.world.now)
             last = step + 1 == plan.steps
@@ -475,7 +483,7 @@ class Job:
     def _plan_faults(self) -> None:
         plan, rng, world = self.plan, self.world.random, self.world
         faults = [self._kill_server] * plan.server_kills + [self._kill_trainer] * plan.trainer_kills
-        training_s = 0.5 + 0.1 * plan.steps  # without faults
+        training_s = 0.5 + plan.pace_s * plan.steps  # without faults
         for fault in faults + [self._set_clock] * plan.clock_steps:
             world.after(rng.random() * rng.choice([training_s, plan.trouble_s]), fault)
         if "resize" in plan.on:
@@ -487,8 +495,6 @@ class Job:
         process = self.trainers[rank]
         if process is None or rank in self.leaving:
             return
-        if "pair" in self.plan.on:
-            self.world.after(0.1 + self.world.random.random(), self._kill_server)
         if "sends" in self.plan.on and self.world.random.random() < 0.7:
             process.steps_left = self.world.random.randrange(10)
         else:
@@ -662,13 +668,17 @@ class Job:
         """Note that a snapshot is complete, and perhaps kill the server while it removes older files."""
         index, task = int(folder._folder.name.removeprefix("server-")), current()
         del self._cuts[index][:-1]
-        if self._cut_kills and task is not None and self.troubled and not self.ending:
+        older = len(list(folder._folder.glob("snapshot-*"))) > 1
+        if self._cut_kills and older and task is not None and self.troubled and not self.ending:
             self._cut_kills -= 1
-            task.process.steps_left = self.world.random.randrange(8)
+            task.process.steps_left = self.world.random.randrange(4)
+            self.world.note(f"{task.process.name} removes what snapshot {numbers} makes unnecessary")
         real(folder, *numbers)
 
     def _cut(self, real: Any, cut: Cut, *found: Any) -> None:
-        if self.troubled and current() is not None and self.world.random.random() < self.plan.memory_errors:
+        task = current()
+        of_server = task is not None and task.process in self.servers
+        if self.troubled and of_server and self.world.random.random() < self.plan.memory_errors:
             self.world.note("there is no memory for a cut")
             raise FullError("there is no memory for a cut")
         real(cut, *found)

@@ -419,7 +419,8 @@ def a_snapshot_has_the_limits_of_messages() -> list[Patch]:
 
 @candidate
 def a_rate_of_0_divides() -> list[Patch]:
-    return [(dense, "ftrl_lr", lambda lr: lr)]
+    """The kernel leaves rows alone at a rate of 0. It divides by the least number instead."""
+    return [(dense, "ftrl_lr", lambda lr: lr or 1e-45)]
 
 
 @candidate

@@ -26,11 +26,12 @@ from trainers.ps.tables.spec import (
 FAULTS = ("drop", "double", "breaks", "slow", "servers", "trainers", "power", "disk", "late", "clock")
 _RARE = {
     "sends": 0.5,  # trainers are also killed between two messages
-    "pair": 0.1,  # a server is killed soon after a trainer
+    "pair": 0.1,  # servers are killed soon after a trainer
     "cuts": 0.15,  # servers are also killed while they remove what a snapshot makes unnecessary
     "away": 0.3,  # after a call that works and fails, the next calls fail too
     "memory": 0.05,  # there is no memory for a cut of a table
     "hasty": 0.5,  # the clocks of budgets pass fast
+    "paced": 0.3,  # a step takes as long as the intervals of servers
 }
 """Faults and features that need others, and how often they are on."""
 _FEATURES = {
@@ -84,31 +85,33 @@ def _family(on: str, perhaps: str = "", **values: Any) -> Family:
 
 FAMILIES = {
     "a budget of old rows": _family("log bound hasty", "sync entry rule servers", steps=6),
-    "a clock that is set": _family("log ttl clock", "sync rule slow", servers=1, clock_steps=3),
+    "a clock that is set": _family("log ttl clock paced", "sync rule slow", servers=1, clock_steps=3),
     "an idle server": _family("ttl rest", "sync clock breaks", servers=1, trainers=1, rests=0.5),
     "half a step": _family(
-        "sync log servers trainers sends pair", "slow", servers=2, steps=6, snapshot_s=0.1, server_kills=1
+        "sync log servers trainers sends pair paced", "slow", servers=2, trainers=1, steps=6, snapshot_s=0.1,
+        server_kills=1, trainer_kills=3, trouble_s=6.0,
     ),
     "a long rest": _family(
-        "log rest servers", "staleness in_flight drop", trainers=2, steps=3, rests=0.4, server_kills=2
+        "log rest servers", "staleness in_flight drop", trainers=2, steps=3, rests=0.4, straggler=True,
+        server_kills=4, trouble_s=10.0,
     ),
     "many saves": _family(
         "saves double", "sync log slow in_flight", trainers=3, steps=6, saves=1.0, modes=1, in_flight=0
     ),
     "versions of killed servers": _family(
-        "log publish servers", "sync bound hasty", steps=6, snapshot_s=0.1, publish_s=0.2, server_kills=4
+        "log publish servers paced", "sync bound hasty", steps=6, snapshot_s=0.1, publish_s=1.0, server_kills=4, trouble_s=6.0
     ),
     "an ambiguous version": _family(
-        "log publish late away", "sync", steps=6, late_errors=0.03, publish_s=0.2, snapshot_s=300.0
+        "log publish late away paced", "sync", steps=6, late_errors=0.2, publish_s=0.2, late_at="published/.", trouble_s=6.0
     ),
     "a failed sync": _family(
-        "log power servers syncs", "sync", servers=1, steps=6, snapshot_s=300.0, server_kills=3
+        "log power servers syncs paced", "sync", servers=1, steps=6, snapshot_s=300.0, server_kills=2, trouble_s=6.0
     ),
     "killed snapshots": _family(
-        "log servers cuts", "snapshot sync disk", servers=1, steps=6, snapshot_s=0.1, server_kills=3
+        "log servers cuts paced", "snapshot sync disk", servers=1, steps=6, snapshot_s=0.1, server_kills=3, cut_kills=3, trouble_s=6.0
     ),
     "a full memory": _family(
-        "log publish memory bound hasty", "sync", steps=6, publish_s=0.2, snapshot_s=300.0
+        "log publish memory bound hasty paced", "sync", steps=6, publish_s=0.2, snapshot_s=300.0, memory_errors=0.3
     ),
     "a warm start": Family(
         on=frozenset({"log", "rule", "warm"}), perhaps=frozenset({"sync"}), rules=(FTRL(), FTRL(l1=0.5))
@@ -117,8 +120,13 @@ FAMILIES = {
         "sync log wide", "servers slow", trainers=4, servers=1, steps=4, snapshot_s=0.1, server_kills=1
     ),
 }
-_FOCUSED = 0.2
-"""How many of the jobs are of a family."""
+_ALWAYS = ("straggler", "late_at")
+_EVERY = 5
+_TURNS = (
+    *FAMILIES, "a clock that is set", "half a step", "versions of killed servers", "killed snapshots",
+    "a full memory",
+)  # fmt: skip
+"""Each fifth job is of a family, and families take turns. Some need more turns until their defect shows."""
 
 
 @dataclass(kw_only=True)
@@ -144,20 +152,26 @@ class Plan:
     power: bool
     """Most killed servers lose what was not synced."""
     bad_syncs: frozenset[int] = frozenset()
-    """The numbers of the calls of fdatasync that fail."""
+    """The numbers of the calls of fdatasync that fail. Soon, the server is killed."""
     cut_kills: int = 0
     """How often a server is killed while it removes what a snapshot makes unnecessary."""
     memory_errors: float = 0.0
     """How often there is no memory for a cut."""
     disk_errors: dict[int, float]
     late_errors: float
+    late_at: str
+    """The beginning of the paths of files whose calls work and fail. Names with a dot are new manifests."""
     clock_steps: int
     saves: float
     """How often a trainer saves the tables after a step."""
     modes: int = 3
     """The number of kinds of saves."""
+    pace_s: float
+    """The longest time of a step without faults and rests."""
     rests: float
     """How often a trainer computes for longer than a server waits for a trainer that is lost."""
+    straggler: bool
+    """True if only the last trainer rests."""
     in_flight: int
     """How many pushes a trainer may have in flight when it makes the next step."""
     merged: int
@@ -187,8 +201,8 @@ class Plan:
         more = random.Random(f"more of {seed}")
         drawn |= {each for each, often in _RARE.items() if more.random() < often}
         name, family = "", Family(on=frozenset())
-        if more.random() < _FOCUSED and "family" not in without:
-            name = more.choice(list(FAMILIES))
+        if seed % _EVERY == 0 and "family" not in without:
+            name = _TURNS[seed // _EVERY % len(_TURNS)]
             family = FAMILIES[name]
             drawn = {*family.on, *(each for each in sorted(family.perhaps) if more.random() < 0.5)}
         on = _possible(drawn - without)
@@ -229,8 +243,11 @@ class Plan:
             power="power" in on,
             disk_errors=errors if "disk" in on and kept else {},
             late_errors=0.005 if "late" in on and kept else 0.0,
+            late_at=more.choice(["", "", "published", "published/.", "saves", "saves/.", "server-"]),
             clock_steps=clock_steps if "clock" in on else 0,
             saves=saves if "saves" in on else 0.0,
+            pace_s=1.0 if "paced" in on else 0.1,
+            straggler=more.random() < 0.5,
             rests=0.2 if "rest" in on else 0.0,
             in_flight=in_flight if "in_flight" in on else 0,
             merged=merged if on & {"geo", "merge"} else 1,
@@ -241,7 +258,7 @@ class Plan:
             ),
             trouble_s=rng.choice([3.0, 10.0]),
             second=second,
-            bad_syncs=frozenset({more.randrange(40)}) if "syncs" in on else frozenset(),
+            bad_syncs=frozenset({more.randrange(4, 24)}) if "syncs" in on else frozenset(),
             cut_kills=more.randint(1, 3) if "cuts" in on else 0,
             memory_errors=more.choice([0.05, 0.3]) if "memory" in on else 0.0,
         )
@@ -249,7 +266,8 @@ class Plan:
 
     def of_family(self, family: Family) -> Plan:
         """Return the plan with the values of a family, except for faults that are off."""
-        values = {name: value for name, value in family.values.items() if getattr(self, name)}
+        drawn = (name for name in family.values if name in _ALWAYS or getattr(self, name))
+        values = {name: family.values[name] for name in drawn}
         found = replace(self, **values)
         if found.later_trainers == found.trainers:
             found.later_trainers = found.trainers % 4 + 1
@@ -276,7 +294,7 @@ def _possible(on: set[str]) -> set[str]:
         on -= {"pair", "sends"}
     if "late" not in on:
         on -= {"away"}
-    if "log" not in on:
+    if not {"log", "servers"} <= on:
         on -= {"syncs"}
     if "spill" in on:
         on -= {"ttl"}
