@@ -198,8 +198,8 @@ class Disk:
             self._synced[found.st_ino] = path.read_bytes()
 
     def forget_failures(self) -> None:
-        """Let later syncs work for all files, when a server has ended. What a sync has failed for can be lost
-        by a power failure before the first snapshot of the next process. No server can prevent that.
+        """Let later syncs work for all files, when a server has ended. What a sync has failed for may still be
+        lost by a power failure before the first snapshot of the next process. This is not simulated.
         """
         self._damaged.clear()
 

@@ -194,9 +194,9 @@ class Job:
         if errors := budget_errors(server._store):
             self.violations.append(Violation(f"server {index} ends, and {errors}"))
         self._expected[index] = None
-        plan = self.plan
-        unsynced = plan.power and (plan.disk_errors or plan.late_errors)  # recovered after a failed sync
-        if process.idle and plan.durability == "log" and not (server._store.shrinking or unsynced):
+        # A table of a HELLO that a full disk refused is empty, and not in the log.
+        joined = any(member.joined for member in server._members)
+        if process.idle and self.plan.durability == "log" and joined and not server._store.shrinking:
             self._expected[index] = state_of(server._members, server._store, server._steps)
 
     def _check_recovered(self, index: int, found: dict[str, Any], start: str | None) -> None:

@@ -162,7 +162,7 @@ def always_syncs_the_former_record() -> list[Patch]:
     return [(journal.Journal, "append", append)]
 
 
-@candidate
+@mutant
 def a_failed_sync_is_forgotten() -> list[Patch]:
     return [(journal.JournalSync, "check", lambda self: None)]
 
@@ -173,6 +173,19 @@ def half_a_record_stays_after_an_error() -> list[Patch]:
         self._end = os.fstat(self._descriptor).st_size
 
     return [(journal.Journal, "_cut_off", cut_off)]
+
+
+@mutant
+def recovered_records_are_not_synced() -> list[Patch]:
+    """The sixth defect that this simulation found."""
+
+    def resume(self: Any, path: Any, salt: int, end: int, number: int) -> None:
+        self._switch_to(path, salt, end, number)
+        if os.fstat(self._descriptor).st_size != end:
+            os.ftruncate(self._descriptor, end)
+            os.fdatasync(self._descriptor)
+
+    return [(journal.Journal, "resume", resume)]
 
 
 @mutant
@@ -193,7 +206,7 @@ def the_log_starts_after_the_snapshot() -> list[Patch]:
     return [(journal, "recover_records", recover)]
 
 
-@candidate
+@mutant
 def the_oldest_snapshot_is_loaded() -> list[Patch]:
     def paths(folder: Any, real: Any = durable._snapshot_paths) -> Any:
         return real(folder)[::-1]
@@ -220,7 +233,7 @@ def pending_pushes_are_not_in_the_snapshot() -> list[Patch]:
     return [(state, "_dump_sync", dump)]
 
 
-@candidate
+@mutant
 def the_former_values_are_not_in_the_snapshot() -> list[Patch]:
     def dump(found: steps.SyncSteps, real: Any = state._dump_sync) -> Any:
         before, *pending = real(found)
@@ -274,7 +287,7 @@ def the_end_does_not_wait_for_the_others() -> list[Patch]:
     return [(service.Service, "_finish", finish)]
 
 
-@candidate
+@mutant
 def a_trainer_is_lost_when_a_server_has_restarted() -> list[Patch]:
     """The first defect that this simulation found."""
     return [(state, "route_of", lambda name, incarnation: b""), (service, "route_of", lambda name, i: b"")]
@@ -357,7 +370,7 @@ def a_trainer_waits_for_pushes_that_a_snapshot_lacks() -> list[Patch]:
     return [(steps.AsyncSteps, "lose_pushes", lambda self, ranks: None)]
 
 
-@candidate
+@mutant
 def a_late_request_that_was_answered_starts_a_turn() -> list[Patch]:
     """The fourth defect that this simulation found."""
 
@@ -377,7 +390,7 @@ def a_version_that_failed_elsewhere_stays_open() -> list[Patch]:
 # ---- Defects that were found by reading
 
 
-@candidate
+@mutant
 def the_first_eviction_removes_the_oldest_level_in_part() -> list[Patch]:
     def raise_floors(self: Any, levels: Any) -> None:
         clock, cells = self.uses
@@ -412,18 +425,18 @@ def the_clock_of_a_budget_never_restarts() -> list[Patch]:
     return [(budget, "_turns", lambda now: 0.0), (job, "AGE", 2.0**21 - 0.5)]
 
 
-@candidate
+@mutant
 def a_snapshot_has_the_limits_of_messages() -> list[Patch]:
     return [(state, "encode", lambda message, stored: encode(message))]
 
 
-@candidate
+@mutant
 def a_rate_of_0_divides() -> list[Patch]:
     """The kernel leaves rows alone at a rate of 0. It divides by the least number instead."""
     return [(dense, "ftrl_lr", lambda lr: lr or 1e-45)]
 
 
-@candidate
+@mutant
 def a_cut_without_memory_loses_removed_keys() -> list[Patch]:
     def cut(self: Any, *, of: int = UNSAVED, real: Any = sparse.SparseTable.cut, **options: Any) -> Any:
         try:
@@ -435,17 +448,17 @@ def a_cut_without_memory_loses_removed_keys() -> list[Patch]:
     return [(sparse.SparseTable, "cut", cut)]
 
 
-@candidate
+@mutant
 def an_idle_server_removes_no_old_rows() -> list[Patch]:
     return [(service.Service, "idle", property(lambda self: not (self._pending or self._saving.requester)))]
 
 
-@candidate
+@mutant
 def a_time_to_live_follows_the_clock_of_the_node() -> list[Patch]:
     return [(server.TableClock, "read", lambda self, monotonic, wall: (wall, 0.0))]
 
 
-@candidate
+@mutant
 def a_version_counts_as_foreign_after_an_ambiguous_write() -> list[Patch]:
     def commit(self: Any, published: Any, save: Any, real: Any = publisher.Publisher._commit) -> Any:
         before = set(self._own)
@@ -560,7 +573,7 @@ def servers_cut_a_version_on_arrival() -> list[Patch]:
     return [(versions.Versions, "_cut", cut)]
 
 
-@candidate
+@mutant
 def a_version_follows_a_list_that_was_lost() -> list[Patch]:
     return [(saving.SaveRunner, "_may_follow", lambda self, request, tables: True)]
 
