@@ -71,7 +71,7 @@ class Job:
         self.disk = Disk(self.world, self.folder)
         self.disk.errors, self.disk.late_errors = dict(plan.disk_errors), plan.late_errors
         self.disk.bad_syncs, self.disk.late_at = plan.bad_syncs, plan.late_at
-        self.disk.goes_away = "away" in plan.on
+        self.disk.goes_away, self.disk.loses_power = "away" in plan.on, plan.power
         self.disk.at_bad_sync = lambda process: self.world.after(0.4, process.kill)
         if "spill" in plan.on:
             (self.folder / "rows").mkdir()

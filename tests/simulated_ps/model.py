@@ -437,7 +437,7 @@ class Second:
             if self.ttl_s:  # rows that were used between two ticks leave in any order
                 return False
             used = self._used_since(sent)
-            # Uses of more than 8 units ago have no order. In hasty jobs, as many uses as rows fit take 8 units.
+            # Uses of 8 units ago have no order. Hasty clocks need as many uses for them as rows fit.
             if "hasty" in model.plan.on and len(used) > 0.7 * self._most:
                 return False
             return rows.bound.policy is EvictionPolicy.LRU and len(set(used)) < 0.7 * self._most - 2  # type: ignore[union-attr]

@@ -37,8 +37,6 @@ from trainers.ps.wire import Code, Kind, encode
 
 Patch = tuple[Any, str, Any]
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {}
-CANDIDATES: dict[str, Callable[[], list[Patch]]] = {}
-"""Mutants that are not proven yet. `run --mutant NAME` finds their first seed."""
 
 
 def mutant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
@@ -46,15 +44,10 @@ def mutant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     return make
 
 
-def candidate(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    CANDIDATES[make.__name__] = make
-    return make
-
-
 def first_find(name: str, seeds: int) -> int | None:
     """Return the first seed that finds a mutant."""
     job.prepare()
-    with patched(*(MUTANTS | CANDIDATES)[name]()):
+    with patched(*MUTANTS[name]()):
         for seed in range(seeds):
             try:
                 job.simulate(seed)

@@ -1,7 +1,7 @@
 """The sockets of zmq that servers and trainers use, between simulated processes.
 
-A connection delivers in order. What is on its way may be lost when the connection breaks. Faults drop messages,
-delay them, deliver a late copy, and break connections.
+A connection delivers in order. What is on its way may be lost when the connection breaks. Faults drop
+messages, delay them, deliver a late copy, and break connections.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Connection:
         self._last = {True: 0.0, False: 0.0}
         self._whole = True
         self._arrives = False
-        """True if what was on its way to the server arrives after the connection broke, as from the buffers of
-        a process that was killed.
+        """True if what was on its way to the server arrives after the connection broke, as from the buffers
+        of a process that was killed.
         """
 
     def deliver(self, frames: Frames, *, to_server: bool) -> None:

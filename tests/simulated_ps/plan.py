@@ -70,7 +70,7 @@ _RULES: tuple[AnyRule, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Small jobs with few faults, in which one kind of defect would show. `values` replaces what was drawn."""
+    """Small jobs with few faults, in which one kind of defect would show. `values` replaces draws."""
 
     on: frozenset[str]
     perhaps: frozenset[str] = frozenset()
@@ -88,30 +88,73 @@ FAMILIES = {
     "a clock that is set": _family("log ttl clock paced", "sync rule slow", servers=1, clock_steps=3),
     "an idle server": _family("ttl rest", "sync clock breaks", servers=1, trainers=1, rests=0.5),
     "half a step": _family(
-        "sync log servers trainers sends pair paced", "slow", servers=2, trainers=1, steps=6, snapshot_s=0.1,
-        server_kills=1, trainer_kills=3, trouble_s=6.0,
+        "sync log servers trainers sends pair paced",
+        "slow",
+        servers=2,
+        trainers=1,
+        steps=6,
+        snapshot_s=0.1,
+        server_kills=1,
+        trainer_kills=3,
+        trouble_s=6.0,
     ),
     "a long rest": _family(
-        "log rest servers", "staleness in_flight drop", trainers=2, steps=3, rests=0.4, straggler=True,
-        server_kills=4, trouble_s=10.0,
+        "log rest servers",
+        "staleness in_flight drop",
+        trainers=2,
+        steps=3,
+        rests=0.4,
+        straggler=True,
+        server_kills=4,
+        trouble_s=10.0,
     ),
     "many saves": _family(
         "saves double", "sync log slow in_flight", trainers=3, steps=6, saves=1.0, modes=1, in_flight=0
     ),
     "versions of killed servers": _family(
-        "log publish servers paced", "sync bound hasty", steps=6, snapshot_s=0.1, publish_s=1.0, server_kills=4, trouble_s=6.0
+        "log publish servers paced",
+        "sync bound hasty",
+        steps=6,
+        snapshot_s=0.1,
+        publish_s=1.0,
+        server_kills=4,
+        trouble_s=6.0,
     ),
     "an ambiguous version": _family(
-        "log publish late away paced", "sync", steps=6, late_errors=0.2, publish_s=0.2, late_at="published/.", trouble_s=6.0
+        "log publish late away paced",
+        "sync",
+        steps=6,
+        late_errors=0.2,
+        publish_s=0.2,
+        late_at="published/.",
+        trouble_s=6.0,
     ),
     "a failed sync": _family(
-        "log power servers syncs paced", "sync", servers=1, steps=6, snapshot_s=300.0, server_kills=2, trouble_s=6.0
+        "log power servers syncs paced",
+        "sync",
+        servers=1,
+        steps=6,
+        snapshot_s=300.0,
+        server_kills=2,
+        trouble_s=6.0,
     ),
     "killed snapshots": _family(
-        "log servers cuts paced", "snapshot sync disk", servers=1, steps=6, snapshot_s=0.1, server_kills=3, cut_kills=3, trouble_s=6.0
+        "log servers cuts paced",
+        "snapshot sync disk",
+        servers=1,
+        steps=6,
+        snapshot_s=0.1,
+        server_kills=3,
+        cut_kills=3,
+        trouble_s=6.0,
     ),
     "a full memory": _family(
-        "log publish memory bound hasty paced", "sync", steps=6, publish_s=0.2, snapshot_s=300.0, memory_errors=0.3
+        "log publish memory bound hasty paced",
+        "sync",
+        steps=6,
+        publish_s=0.2,
+        snapshot_s=300.0,
+        memory_errors=0.3,
     ),
     "a warm start": Family(
         on=frozenset({"log", "rule", "warm"}), perhaps=frozenset({"sync"}), rules=(FTRL(), FTRL(l1=0.5))
@@ -119,12 +162,12 @@ FAMILIES = {
     "wide steps": _family(
         "sync log wide", "servers slow", trainers=4, servers=1, steps=4, snapshot_s=0.1, server_kills=1
     ),
+    "an old clock": _family("log bound aged", "sync rule servers", trainers=4, steps=6),
 }
 _ALWAYS = ("straggler", "late_at")
 _EVERY = 5
 _TURNS = (
-    *FAMILIES, "a clock that is set", "half a step", "versions of killed servers", "killed snapshots",
-    "a full memory",
+    *FAMILIES, "a clock that is set", "half a step", "versions of killed servers", "a full memory",
 )  # fmt: skip
 """Each fifth job is of a family, and families take turns. Some need more turns until their defect shows."""
 
@@ -274,32 +317,38 @@ class Plan:
         return found
 
 
+_HIDES = {
+    "sync": {"snapshot", "staleness", "in_flight", "geo", "merge"},
+    "snapshot": {"log"},
+    "geo": {"merge", "staleness", "in_flight", *_SECOND},
+    "merge": {"staleness", "in_flight", *_SECOND},
+}
+"""Features that a job with a feature cannot have."""
+_NEEDS = (
+    ({"resize", "power", "cuts", "pair"}, {"log", "snapshot"}),
+    ({"cuts", "pair", "syncs"}, {"servers"}),
+    ({"pair", "sends"}, {"trainers"}),
+    ({"syncs"}, {"log"}),
+    ({"away"}, {"late"}),
+    ({"spill", "aged", "hasty"}, {"bound"}),
+    ({"shrink"}, {"entry", "statistics"}),
+)
+"""Features, each of which needs one of the others."""
+_OF_BOUNDS = {"spill": {"ttl"}, "aged": {"hasty"}}
+"""Features that a job with a feature of bounded tables cannot have. Uses of old clocks are close together."""
+
+
 def _possible(on: set[str]) -> set[str]:
     """Return the features that a job can have together."""
-    if "sync" in on:
-        on -= {"snapshot", "staleness", "in_flight", "geo", "merge"}
-    if "snapshot" in on:
-        on -= {"log"}
-    if "geo" in on:
-        on -= {"merge"}
-    if on & {"geo", "merge"}:
-        on -= {"staleness", "in_flight", *_SECOND}
-    if not on & {"log", "snapshot"}:
-        on -= {"resize", "power"}
-    if "bound" not in on:
-        on -= {"spill", "aged", "hasty"}
-    if not on & {"log", "snapshot"} or "servers" not in on:
-        on -= {"cuts", "pair"}
-    if "trainers" not in on:
-        on -= {"pair", "sends"}
-    if "late" not in on:
-        on -= {"away"}
-    if not {"log", "servers"} <= on:
-        on -= {"syncs"}
-    if "spill" in on:
-        on -= {"ttl"}
-    if not on & {"entry", "statistics"}:
-        on -= {"shrink"}
+    for each, others in _HIDES.items():
+        if each in on:
+            on -= others
+    for some, needed in _NEEDS:
+        if not on & needed:
+            on -= some
+    for each, others in _OF_BOUNDS.items():
+        if each in on:
+            on -= others
     return on
 
 
