@@ -30,9 +30,14 @@ _WRITES = (
     "rmdir",
 )
 
+_SYNCS = ("fsync", "fdatasync")
+
 
 class Disk:
     """`errors`: how often a call fails, by errno. A call that fails may have done its work."""
+
+    _AWAY = 5
+    """The most calls that fail after a call that has worked and failed."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
@@ -40,6 +45,18 @@ class Disk:
         self.errors: dict[int, float] = {}
         self.late_errors = 0.0
         """How often a call that has worked fails."""
+        self.bad_syncs: frozenset[int] = frozenset()
+        """The numbers of the calls of fdatasync that fail."""
+        self.loses_power = True
+        """False if `lose_power` is never called."""
+        self.at_bad_sync: Callable[[Process], None] = lambda process: None
+        self.late_at = ""
+        """Which files calls fail late for: the beginning of their path in the folder."""
+        self.goes_away = False
+        """True if the disk may be away for some calls after a call that has worked and failed."""
+        self._syncs = 0
+        self._away: dict[Process, int] = {}
+        """How many calls of each process fail next."""
         self._open: dict[int, Process] = {}
         self._temporary: set[int] = set()
         self._synced: dict[int, bytes] = {}
@@ -62,6 +79,7 @@ class Disk:
                 if flags & os.O_CREAT:
                     self.world.step()
                 task.process.check()
+                self._fail_if_away(task.process, "open", path)
                 return self._opened(task.process, real_open(path, flags, *args, **options), flags)
 
             def fake_dup(descriptor: int) -> int:
@@ -123,23 +141,54 @@ class Disk:
                 return real(*args, **options)
             self.world.step()
             task.process.check()
-            for number, often in self.errors.items():
-                if self.world.random.random() < often:
-                    if name in ("write", "writev") and number == errno.ENOSPC:
-                        self._write_some(name, real, args)
-                    if name in ("fsync", "fdatasync"):
-                        self._damaged.add(os.fstat(args[0]).st_ino)
-                    self.world.note(f"{task.process.name}: {name} fails with {errno.errorcode[number]}")
-                    raise OSError(number, os.strerror(number))
+            self._fail_before(task.process, name, real, args)
             result = real(*args, **options)
-            if name in ("fsync", "fdatasync"):
+            if self.loses_power and name in _SYNCS:
                 self._note_sync(args[0])
-            if self.late_errors and self.world.random.random() < self.late_errors and name != "fdatasync":
-                self.world.note(f"{task.process.name}: {name} works and fails")
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self._fail_after(task.process, name, args[0])
             return result
 
         return call
+
+    def _fail_before(
+        self, process: Process, name: str, real: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        self._fail_if_away(process, name, args[0])
+        self._syncs += name == "fdatasync"
+        if name == "fdatasync" and self._syncs in self.bad_syncs:
+            self._damaged.add(os.fstat(args[0]).st_ino)
+            self.at_bad_sync(process)
+            raise self._error(process, f"sync {self._syncs} fails", errno.EIO)
+        for number, often in self.errors.items():
+            if self.world.random.random() < often:
+                if name in ("write", "writev") and number == errno.ENOSPC:
+                    self._write_some(name, real, args)
+                if name in _SYNCS:
+                    self._damaged.add(os.fstat(args[0]).st_ino)
+                raise self._error(process, f"{name} fails with {errno.errorcode[number]}", number)
+
+    def _fail_after(self, process: Process, name: str, path: Any) -> None:
+        late = self.late_errors and self.world.random.random() < self.late_errors
+        if late and name != "fdatasync" and self._is_at(self.late_at, path):
+            if self.goes_away:
+                self._away[process] = self.world.random.randrange(self._AWAY + 1)
+            raise self._error(process, f"{name} works and fails", errno.EIO)
+
+    def _error(self, process: Process, what: str, number: int) -> OSError:
+        self.world.note(f"{process.name}: {what}")
+        return OSError(number, os.strerror(number))
+
+    def _is_at(self, place: str, path: Any) -> bool:
+        """Return True if the path, or that of the descriptor, begins with `place` in the folder."""
+        if not place:
+            return True
+        where = str(Path(f"/proc/self/fd/{path}").readlink() if isinstance(path, int) else path)
+        return where.startswith(f"{self.folder}/{place}")
+
+    def _fail_if_away(self, process: Process, name: str, path: Any) -> None:
+        if (left := self._away.get(process)) and self._is_at(self.late_at.partition("/")[0], path):
+            self._away[process] = left - 1
+            raise self._error(process, f"{name} fails, because the disk is away", errno.EIO)
 
     def _write_some(self, name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Write a part, as on a disk that becomes full."""
@@ -148,6 +197,10 @@ class Disk:
         some = pieces[: self.world.random.randrange(len(pieces) + 1)]
         if some:
             real(descriptor, [some] if name == "writev" else some)
+
+    def bring_back(self) -> None:
+        """End the time in which the disk is away."""
+        self._away.clear()
 
     # ---- Power failures
 
@@ -158,8 +211,8 @@ class Disk:
             self._synced[found.st_ino] = path.read_bytes()
 
     def forget_failures(self) -> None:
-        """Let later syncs work for all files, when a server has ended. What a sync has failed for can be lost
-        by a power failure before the first snapshot of the next process. No server can prevent that.
+        """Let later syncs work for all files, when a server has ended. What a sync has failed for may be lost
+        by a power failure before the first snapshot of the next process. This is not simulated.
         """
         self._damaged.clear()
 

@@ -35,6 +35,12 @@ from trainers.ps.tables.spec import (
 SPEC = TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SGD(), rows=RowOptions())
 SHARED = 8
 """The number of rows that all trainers update. Their keys are the lowest."""
+_WIDE = 30
+"""The number of rows that nobody reads, in a push of a wide job."""
+WIDEST = 600
+"""The limit of the bytes of a part in wide jobs: more than a read or a push has, and less than the pushes of
+all trainers together.
+"""
 _SOME = 3
 """The number of shared rows that a push updates."""
 
@@ -119,6 +125,9 @@ class Model:
     def rows(self, server: int, push: Push) -> tuple[Tensor, Tensor]:
         """Return the keys and gradients of a push."""
         keys, (own, others) = self.keys(server, push), self.gradients(push)
+        if "wide" in self.plan.on:
+            first = 1_000_000 + 100 * push.rank
+            keys = [*keys, *range(first, first + _WIDE)]
         rows = torch.full((len(keys), 2), others)
         rows[0] = own
         return torch.tensor(keys), rows
@@ -427,7 +436,11 @@ class Second:
         if self._most and "spill" not in model.plan.on:
             if self.ttl_s:  # rows that were used between two ticks leave in any order
                 return False
-            return rows.bound.policy is EvictionPolicy.LRU and self._uses_since(sent) < 0.7 * self._most - 2  # type: ignore[union-attr]
+            used = self._used_since(sent)
+            # Uses of 8 units ago have no order. Hasty clocks need as many uses for them as rows fit.
+            if "hasty" in model.plan.on and len(used) > 0.7 * self._most:
+                return False
+            return rows.bound.policy is EvictionPolicy.LRU and len(set(used)) < 0.7 * self._most - 2  # type: ignore[union-attr]
         return True
 
     def _must_be_gone(self, push: Push, key: int, asked: float) -> bool:
@@ -462,12 +475,12 @@ class Second:
         drawn(np.array([key]), np.uint64(rows.init.seed), float(rows.entry.a), admitted)
         return bool(admitted[0])
 
-    def _uses_since(self, sent: float) -> int:
-        """Return how many rows may have been used since a push was sent."""
+    def _used_since(self, sent: float) -> list[int]:
+        """Return the keys of rows that may have been used since a push was sent, each as often as it was."""
         model, server = self._model, self._server
         later = [
             push
             for where, push in model.sent
             if where == server and model.known.get((where, push), math.inf) >= sent
         ]
-        return len({key for push in later for key in model.keys(server, push)})
+        return [key for push in later for key in model.keys(server, push)]

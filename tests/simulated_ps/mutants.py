@@ -28,15 +28,15 @@ from trainers.ps.kernels.eviction import (
     TOTAL,
     pass_until,
 )
+from trainers.ps.kernels.rows import UNSAVED
 from trainers.ps.server import members, publisher, saving, server, service, state, steps, versions
-from trainers.ps.tables import budget, disk, shared, sparse, storage
+from trainers.ps.tables import budget, dense, disk, shared, sparse, storage
+from trainers.ps.tables.spec import FullError
 from trainers.ps.trainer import exchange, local, remote
-from trainers.ps.wire import Code, Kind
+from trainers.ps.wire import Code, Kind, encode
 
 Patch = tuple[Any, str, Any]
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {}
-CANDIDATES: dict[str, Callable[[], list[Patch]]] = {}
-"""Mutants that are not proven yet. `run --mutant NAME` finds their first seed."""
 
 
 def mutant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
@@ -44,15 +44,10 @@ def mutant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     return make
 
 
-def candidate(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    CANDIDATES[make.__name__] = make
-    return make
-
-
 def first_find(name: str, seeds: int) -> int | None:
     """Return the first seed that finds a mutant."""
     job.prepare()
-    with patched(*(MUTANTS | CANDIDATES)[name]()):
+    with patched(*MUTANTS[name]()):
         for seed in range(seeds):
             try:
                 job.simulate(seed)
@@ -160,7 +155,7 @@ def always_syncs_the_former_record() -> list[Patch]:
     return [(journal.Journal, "append", append)]
 
 
-@candidate
+@mutant
 def a_failed_sync_is_forgotten() -> list[Patch]:
     return [(journal.JournalSync, "check", lambda self: None)]
 
@@ -171,6 +166,19 @@ def half_a_record_stays_after_an_error() -> list[Patch]:
         self._end = os.fstat(self._descriptor).st_size
 
     return [(journal.Journal, "_cut_off", cut_off)]
+
+
+@mutant
+def recovered_records_are_not_synced() -> list[Patch]:
+    """The sixth defect that this simulation found."""
+
+    def resume(self: Any, path: Any, salt: int, end: int, number: int) -> None:
+        self._switch_to(path, salt, end, number)
+        if os.fstat(self._descriptor).st_size != end:
+            os.ftruncate(self._descriptor, end)
+            os.fdatasync(self._descriptor)
+
+    return [(journal.Journal, "resume", resume)]
 
 
 @mutant
@@ -191,7 +199,7 @@ def the_log_starts_after_the_snapshot() -> list[Patch]:
     return [(journal, "recover_records", recover)]
 
 
-@candidate
+@mutant
 def the_oldest_snapshot_is_loaded() -> list[Patch]:
     def paths(folder: Any, real: Any = durable._snapshot_paths) -> Any:
         return real(folder)[::-1]
@@ -218,7 +226,7 @@ def pending_pushes_are_not_in_the_snapshot() -> list[Patch]:
     return [(state, "_dump_sync", dump)]
 
 
-@candidate
+@mutant
 def the_former_values_are_not_in_the_snapshot() -> list[Patch]:
     def dump(found: steps.SyncSteps, real: Any = state._dump_sync) -> Any:
         before, *pending = real(found)
@@ -272,7 +280,7 @@ def the_end_does_not_wait_for_the_others() -> list[Patch]:
     return [(service.Service, "_finish", finish)]
 
 
-@candidate
+@mutant
 def a_trainer_is_lost_when_a_server_has_restarted() -> list[Patch]:
     """The first defect that this simulation found."""
     return [(state, "route_of", lambda name, incarnation: b""), (service, "route_of", lambda name, i: b"")]
@@ -355,7 +363,7 @@ def a_trainer_waits_for_pushes_that_a_snapshot_lacks() -> list[Patch]:
     return [(steps.AsyncSteps, "lose_pushes", lambda self, ranks: None)]
 
 
-@candidate
+@mutant
 def a_late_request_that_was_answered_starts_a_turn() -> list[Patch]:
     """The fourth defect that this simulation found."""
 
@@ -375,7 +383,7 @@ def a_version_that_failed_elsewhere_stays_open() -> list[Patch]:
 # ---- Defects that were found by reading
 
 
-@candidate
+@mutant
 def the_first_eviction_removes_the_oldest_level_in_part() -> list[Patch]:
     def raise_floors(self: Any, levels: Any) -> None:
         clock, cells = self.uses
@@ -410,17 +418,40 @@ def the_clock_of_a_budget_never_restarts() -> list[Patch]:
     return [(budget, "_turns", lambda now: 0.0), (job, "AGE", 2.0**21 - 0.5)]
 
 
-@candidate
+@mutant
+def a_snapshot_has_the_limits_of_messages() -> list[Patch]:
+    return [(state, "encode", lambda message, stored: encode(message))]
+
+
+@mutant
+def a_rate_of_0_divides() -> list[Patch]:
+    """The kernel leaves rows alone at a rate of 0. It divides by the least number instead."""
+    return [(dense, "ftrl_lr", lambda lr: lr or 1e-45)]
+
+
+@mutant
+def a_cut_without_memory_loses_removed_keys() -> list[Patch]:
+    def cut(self: Any, *, of: int = UNSAVED, real: Any = sparse.SparseTable.cut, **options: Any) -> Any:
+        try:
+            return real(self, of=of, **options)
+        except FullError:
+            self._removed[of].begin_cut()
+            raise
+
+    return [(sparse.SparseTable, "cut", cut)]
+
+
+@mutant
 def an_idle_server_removes_no_old_rows() -> list[Patch]:
     return [(service.Service, "idle", property(lambda self: not (self._pending or self._saving.requester)))]
 
 
-@candidate
+@mutant
 def a_time_to_live_follows_the_clock_of_the_node() -> list[Patch]:
     return [(server.TableClock, "read", lambda self, monotonic, wall: (wall, 0.0))]
 
 
-@candidate
+@mutant
 def a_version_counts_as_foreign_after_an_ambiguous_write() -> list[Patch]:
     def commit(self: Any, published: Any, save: Any, real: Any = publisher.Publisher._commit) -> Any:
         before = set(self._own)
@@ -535,7 +566,7 @@ def servers_cut_a_version_on_arrival() -> list[Patch]:
     return [(versions.Versions, "_cut", cut)]
 
 
-@candidate
+@mutant
 def a_version_follows_a_list_that_was_lost() -> list[Patch]:
     return [(saving.SaveRunner, "_may_follow", lambda self, request, tables: True)]
 

@@ -1,7 +1,7 @@
 """The sockets of zmq that servers and trainers use, between simulated processes.
 
-A connection delivers in order. What is on its way is lost when the connection breaks. Faults drop messages,
-delay them, deliver a late copy, and break connections.
+A connection delivers in order. What is on its way may be lost when the connection breaks. Faults drop
+messages, delay them, deliver a late copy, and break connections.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ class Dealer(_Socket):
             self.connection.deliver(self.unsent.popleft(), to_server=True)
 
     def send_all(self, frames: Frames) -> None:
+        self.process.count_down()
         if self.connection is not None:
             self.connection.deliver(frames, to_server=True)
         elif len(self.unsent) < 1000:
@@ -173,6 +174,10 @@ class Connection:
         self._network, self._dealer, self._router = network, dealer, router
         self._last = {True: 0.0, False: 0.0}
         self._whole = True
+        self._arrives = False
+        """True if what was on its way to the server arrives after the connection broke, as from the buffers
+        of a process that was killed.
+        """
 
     def deliver(self, frames: Frames, *, to_server: bool) -> None:
         world, faults = self._network.world, self._network.faults
@@ -187,7 +192,7 @@ class Connection:
             world.after(3 * world.random.random() ** 3, lambda: self._arrive(frames, to_server))
 
     def _arrive(self, frames: Frames, to_server: bool) -> None:
-        if not self._whole:
+        if not self._whole and not (to_server and self._arrives):
             return
         if to_server and not self._router.closed:
             self._router.put([self._dealer.routing_id, *frames])
@@ -197,7 +202,7 @@ class Connection:
     def break_off(self) -> None:
         if not self._whole:
             return
-        self._whole = False
+        self._whole, self._arrives = False, self._network.world.random.random() < 0.5
         if self._router.peers.get(self._dealer.routing_id) is self:
             del self._router.peers[self._dealer.routing_id]
         if self._dealer.connection is self:

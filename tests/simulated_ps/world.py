@@ -92,13 +92,7 @@ class World:
         task = current()
         if task is None:
             return
-        process = task.process
-        process.check()
-        if process.steps_left is not None:
-            process.steps_left -= 1
-            if process.steps_left < 0:
-                process.kill()
-                raise Killed
+        task.process.count_down()
         if self.random.random() < 0.3:
             self.wait(None, self.random.random() * 0.01)
 
@@ -165,6 +159,15 @@ class Process:
     def check(self) -> None:
         if not self.alive:
             raise Killed
+
+    def count_down(self) -> None:
+        """Make a step, before which the process may be killed."""
+        self.check()
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                self.kill()
+                raise Killed
 
     def kill(self) -> None:
         self._end(Killed())

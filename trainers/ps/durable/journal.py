@@ -348,12 +348,14 @@ class Journal:
             raise kind(f"The write-ahead log {path} cannot be created: {error}") from error
 
     def resume(self, path: Path, salt: int, end: int, number: int) -> None:
-        """Continue in a file after `end` valid bytes, with record `number`. Cut off the rest of the file."""
+        """Continue in a file after `end` valid bytes, with record `number`. Cut off the rest of the file, and
+        make it durable: a killed process may have left records that are not on the disk.
+        """
         try:
             self._switch_to(path, salt, end, number)
             if os.fstat(self._descriptor).st_size != end:
                 os.ftruncate(self._descriptor, end)
-                os.fdatasync(self._descriptor)
+            os.fdatasync(self._descriptor)
         except OSError as error:
             raise DurabilityError(f"The write-ahead log {path} cannot be continued: {error}") from error
 
