@@ -112,13 +112,16 @@ def test_any_machine_of_the_store_may_be_lost_one_after_the_other(together: Node
     """The one that comes back serves the store again, so that another one may go. Where it cannot reach the
     others at first, it begins a store that nobody uses, and leaves it.
     """
+    patient = (
+        "--heartbeat_timeout=30"  # a slow machine needs some of it to enter, and the test stops it for 4 s
+    )
     together.script(WORK)
-    launches = [start(together, number) for number in range(3)]
+    launches = [start(together, number, patient) for number in range(3)]
     in_world(launches, 3)
     lose(together.hosts[0])
     in_world(launches[1:], 2)
     launches[0].wait()
-    launches[0] = start(together, 0)
+    launches[0] = start(together, 0, patient)
     launches[0].until_err(f"missing: {together.hosts[1].address}")
     together.hosts[0].heal()
     wait_until(lambda: pids_of(together.hosts[0], "existing"))  # etcd, told that the others let it in
