@@ -37,9 +37,10 @@ from torchrec.streamable import Pipelineable
 
 from tests.support.scripts.ps_torch_features import same, serve
 from trainers import fleet
-from trainers.errors import FleetError
+from trainers.errors import FleetError, UsageError
 from trainers.inference import load_inference_model
 from trainers.ps import read_values
+from trainers.ps.trainer.weight import ServedWeight
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
 BATCH, STEPS = 6, 5
@@ -382,6 +383,9 @@ def in_backward() -> None:
             else:
                 each.grad.mul_(0.5)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if isinstance(model.plain.weight, ServedWeight):  # torch would step with it in the next backward pass
+            with pytest.raises(UsageError, match="setter of grad"):
+                model.plain.weight.grad = torch.zeros(20, 4).to_sparse(1)
 
     compared(Stepping, dense, batches(), *([changed] if sys.argv[3:] else []))
 

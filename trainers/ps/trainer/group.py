@@ -297,6 +297,7 @@ class RemoteTable:
         self.group = group
         self.place = place
         self.sparse = sparse
+        self.stepped = sparse.in_backward
         self.trains = sparse.module.training
         """True if its last call was in training, with gradients."""
 
@@ -321,17 +322,16 @@ class RemoteTable:
         return self.group.collected.collect(self.place, keys, grad)
 
     def has_gradient(self) -> bool:
-        """See `WeightGradient`. After an optimizer in the backward pass, torch's weight has no gradient."""
-        return not self.sparse.in_backward and self.place in self.group.collected.tables
+        """See `WeightGradient`."""
+        return self.place in self.group.collected.tables
 
     def take_gradient(self) -> tuple[Tensor, Tensor] | None:
         """See `WeightGradient`."""
-        return None if self.sparse.in_backward else self.group.collected.take(self.place)
+        return self.group.collected.take(self.place)
 
     def drop_gradient(self) -> None:
         """See `WeightGradient`."""
-        if not self.sparse.in_backward:
-            self.group.collected.drop(self.place)
+        self.group.collected.drop(self.place)
 
     def keep_gradient(self) -> None:
         """See `WeightGradient`."""

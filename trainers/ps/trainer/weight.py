@@ -44,6 +44,9 @@ _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 class WeightGradient(Protocol):
     """The gradient of one weight, where forward and backward passes of its module collect it."""
 
+    stepped: bool
+    """True with apply_optimizer_in_backward. The script then sees no gradient, as in torch."""
+
     def has_gradient(self) -> bool:
         """Return True if there is a gradient, collected or from `keep_gradient`."""
 
@@ -82,7 +85,7 @@ class ServedWeight(Parameter):
     @property
     def grad(self) -> Tensor | None:
         """The gradient since the last `zero_grad`, sparse, (num_embeddings, dim)."""
-        if self.collected is None or ServedWeight.hidden:
+        if self.collected is None or ServedWeight.hidden or self.collected.stepped:
             return None
         if not self.bounded and self.collected.has_gradient():
             raise self.without_shape()
@@ -101,6 +104,10 @@ class ServedWeight(Parameter):
     def grad(self, gradient: Tensor | None) -> None:
         if self.collected is None:
             raise _without_rows("grad")
+        if self.collected.stepped:
+            if gradient is not None:
+                raise _without_rows("setter of grad")
+            return
         self.collected.drop_gradient()
         self.set_own(gradient)
         if gradient is not None:
