@@ -2,8 +2,8 @@
 
     _warm_worker.py FOLDER CRASHES
 
-In each of the first CRASHES attempts, the last rank kills itself after ten steps. What happens is written to
-FOLDER as lines of JSON.
+In each of the first CRASHES attempts, the last rank kills itself after ten steps. With -1, all ranks of the
+first attempt stay. What happens is written to FOLDER as lines of JSON.
 """
 
 import time
@@ -44,6 +44,8 @@ def main() -> None:
     (folder / f"told.{rank}.{attempt}").write_text(json.dumps(told))
     if kills:
         os.kill(os.getpid(), signal.SIGKILL)
+    if crashes < 0 and not attempt:
+        time.sleep(1000)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -6,8 +6,10 @@ A data parallel job of N processes over Gloo makes ten steps. Measured from the 
 all ranks are past their imports (`imports`) and have made a step; the processor time of all processes until
 the end of such a job; and the proportional memory of all ranks after ten steps. In another job, a rank is
 killed once after ten steps: `restart` is the time from the kill until all ranks are past their imports again,
-or `none` if the job does not end within a minute more than twice the time of the first job. The ways take
-turns. Medians [least-most]. Each job with --warm is the first of its script.
+or `none` if the job does not end within a minute more than twice the time of the first job. In a third job,
+with `--watch`, the script is saved after ten steps. The last two columns are the times until all ranks are
+past their imports again and have made a step. The ways take turns. Medians [least-most]. Each job with
+--warm is the first of its script.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import math
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,7 +43,7 @@ WAYS = {
 }
 COLUMNS = {
     "imports": "imports, s", "step": "first step, s", "processor": "processor time, s", "pss": "memory, MiB",
-    "restart": "restart, s",
+    "restart": "restart, s", "edit": "imports after an edit, s", "edit step": "step after an edit, s",
 }  # fmt: skip
 
 
@@ -66,7 +69,9 @@ def main() -> None:
                 begun = time.monotonic()
                 without = job(way, nproc, 0, BOUND)
                 bound = 2 * (time.monotonic() - begun) + MORE
-                found[way].append({**without, "restart": job(way, nproc, 1, bound)["restart"]})
+                found[way].append(
+                    {**without, "restart": job(way, nproc, 1, bound)["restart"], **edit(way, nproc)}
+                )
         for way, runs in found.items():
             cells = [_shown([run[name] for run in runs]) for name in COLUMNS]
             lines.append(f"| {nproc} | {way} | {' | '.join(cells)} |")
@@ -112,6 +117,42 @@ def job(way: str, nproc: int, crashes: int, bound: float) -> dict[str, float]:
             if str(folder) in (each.info["cmdline"] or ()):
                 each.kill()
         shutil.rmtree(folder)
+
+
+def edit(way: str, nproc: int) -> dict[str, float]:
+    """Save the script of a running job. Return the seconds until its ranks are there again."""
+    if "--max_restart=3" not in WAYS[way]:
+        return {"edit": math.nan, "edit step": math.nan}
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    (folder / "run").mkdir(mode=0o700)
+    script = folder / "train.py"
+    shutil.copy(WORKER, script)
+    command = [*WAYS[way], "--watch", f"--nproc_per_node={nproc}", str(script), str(folder), "-1"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(folder / "run")}
+
+    def all_told(attempt: int) -> list[dict[str, float]]:
+        until = time.monotonic() + BOUND
+        while len(paths := list(folder.glob(f"told.*.{attempt}"))) < nproc and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.5)  # the last file is complete, and the launcher is idle
+        return [json.loads(path.read_text()) for path in paths]
+
+    with (folder / "out").open("w") as out:
+        launch = subprocess.Popen(command, stdout=out, stderr=out, env=environ, cwd=folder)
+        try:
+            all_told(0)
+            text = script.read_text() + "\n# edited\n"
+            saved = time.time()
+            script.write_text(text)
+            told = all_told(1)
+            return {
+                "edit": max(each["imported"] for each in told) - saved,
+                "edit step": max(each["stepped"] for each in told) - saved,
+            }
+        finally:
+            launch.send_signal(signal.SIGINT)
+            launch.wait()
+            shutil.rmtree(folder)
 
 
 def _processor_time() -> float:
